@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * expert-bench: measurements that check what they measure. `expert-bench load` drives a server over HTTP.
+ */
+#include "tests/bench/load.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int main(int argc, char **argv)
+{
+    if (argc >= 2 && !strcmp(argv[1], "load"))
+        return load_main(argc - 1, argv + 1);
+    fputs("usage: expert-bench load [OPTIONS]\n", stderr);
+    return 2;
+}

@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Closed-loop load: every client sends its next request when the last one is answered.
+ *
+ * Each client draws a few distinct requests once and repeats them. The first reply to each is kept, and every later reply to it has to
+ * have the same bits, whatever else the server was computing: a row's bits don't depend on its company. Latency is what the client
+ * sees, from the first byte sent to the last byte read; overhead is latency less the server's own queue and compute time.
+ */
+#include "tests/bench/load.h"
+#include "kernels/dtype.h"
+#include "tests/bench/http_client.h"
+
+#include <getopt.h>
+#include <jansson.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define DISTINCT 4 /* requests a client alternates between */
+#define MAX_ADAPTERS 1024
+
+struct settings {
+    const char *url, *key, *mode, *encoding, *adapters;
+    enum dtype dtype;
+    int clients, rows, k, layer, base_percent;
+    double duration, warmup;
+    bool csv;
+    /* From the server. */
+    int hidden, experts;
+    int adapter_ids[MAX_ADAPTERS], adapter_count;
+};
+
+struct body {
+    char *data;
+    size_t length;
+    long json_length;
+    unsigned char *expected; /* first reply's tensor */
+    size_t expected_length;
+};
+
+struct worker {
+    const struct settings *settings;
+    pthread_t thread;
+    uint64_t seed;
+    struct body body[DISTINCT];
+    float *latency, *overhead, *compute; /* microseconds, of counted requests */
+    size_t count, capacity;
+    size_t failed, different, refused;
+    char first_error[256];
+};
+
+static atomic_bool counting, stopping;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* splitmix64 */
+static uint64_t draw(uint64_t *seed)
+{
+    uint64_t z = *seed += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static float draw_normal(uint64_t *seed)
+{
+    double u = ((double)(draw(seed) >> 11) + 1) * 0x1p-53, v = (double)(draw(seed) >> 11) * 0x1p-53;
+    return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
+}
+
+/* The tensors of one request, as the wire wants them. */
+struct tensors {
+    float *hidden;
+    int32_t *experts, *adapters;
+    float *weights;
+};
+
+static void draw_tensors(const struct settings *s, uint64_t *seed, struct tensors *t)
+{
+    size_t slots = (size_t)s->rows * (size_t)s->k;
+    for (size_t i = 0; i < (size_t)s->rows * (size_t)s->hidden; i++)
+        t->hidden[i] = dtype_round_f32(s->dtype, draw_normal(seed));
+    for (int r = 0; r < s->rows; r++) {
+        for (int k = 0; k < s->k; k++) { /* distinct experts, as a router picks them */
+            int32_t *row = t->experts + (size_t)r * (size_t)s->k, e;
+            bool taken;
+            do {
+                e = (int32_t)(draw(seed) % (uint64_t)s->experts);
+                taken = false;
+                for (int j = 0; j < k; j++)
+                    taken |= row[j] == e;
+            } while (taken && k < s->experts);
+            row[k] = e;
+        }
+        bool base = !s->adapter_count || (int)(draw(seed) % 100) < s->base_percent;
+        t->adapters[r] = base ? -1 : s->adapter_ids[draw(seed) % (uint64_t)s->adapter_count];
+    }
+    for (size_t i = 0; i < slots; i++)
+        t->weights[i] = (float)(draw(seed) >> 40) * 0x1p-24f / (float)s->k;
+}
+
+static void print_floats(FILE *out, const float *v, size_t n)
+{
+    fputc('[', out);
+    for (size_t i = 0; i < n; i++)
+        fprintf(out, i ? ",%.9g" : "%.9g", (double)v[i]);
+    fputc(']', out);
+}
+
+static void print_ints(FILE *out, const int32_t *v, size_t n)
+{
+    fputc('[', out);
+    for (size_t i = 0; i < n; i++)
+        fprintf(out, i ? ",%d" : "%d", v[i]);
+    fputc(']', out);
+}
+
+static bool build_body(const struct settings *s, const struct tensors *t, struct body *b)
+{
+    size_t slots = (size_t)s->rows * (size_t)s->k, cells = (size_t)s->rows * (size_t)s->hidden;
+    size_t size = dtype_size(s->dtype);
+    bool binary = !strcmp(s->encoding, "binary");
+    FILE *out = open_memstream(&b->data, &b->length);
+    if (!out)
+        return false;
+    fprintf(out, "{\"parameters\":{\"layer\":%d,\"mode\":\"%s\",\"binary_data_output\":%s},\"inputs\":[", s->layer, s->mode,
+            binary ? "true" : "false");
+    struct {
+        const char *name, *type;
+        int columns;
+        size_t bytes;
+    } input[] = {{"hidden", dtype_name(s->dtype), s->hidden, cells * size},
+                 {"expert_ids", "INT32", s->k, slots * 4},
+                 {"expert_weights", "FP32", s->k, slots * 4},
+                 {"adapter_id", "INT32", 0, (size_t)s->rows * 4}};
+    int inputs = s->adapter_count ? 4 : 3;
+    for (int i = 0; i < inputs; i++) {
+        fprintf(out, "%s{\"name\":\"%s\",\"datatype\":\"%s\",\"shape\":[%d", i ? "," : "", input[i].name, input[i].type, s->rows);
+        if (input[i].columns)
+            fprintf(out, ",%d", input[i].columns);
+        if (binary) {
+            fprintf(out, "],\"parameters\":{\"binary_data_size\":%zu}}", input[i].bytes);
+            continue;
+        }
+        fputs("],\"data\":", out);
+        if (i == 0)
+            print_floats(out, t->hidden, cells);
+        else if (i == 2)
+            print_floats(out, t->weights, slots);
+        else
+            print_ints(out, i == 1 ? t->experts : t->adapters, i == 1 ? slots : (size_t)s->rows);
+        fputc('}', out);
+    }
+    fputs("]}", out);
+    fflush(out);
+    b->json_length = binary ? (long)b->length : -1;
+    if (binary) {
+        for (size_t i = 0; i < cells; i++) {
+            unsigned char element[4];
+            dtype_store_f32(element, s->dtype, t->hidden[i]);
+            fwrite(element, 1, size, out);
+        }
+        fwrite(t->experts, 4, slots, out);
+        fwrite(t->weights, 4, slots, out);
+        if (inputs == 4)
+            fwrite(t->adapters, 4, (size_t)s->rows, out);
+    }
+    return fclose(out) == 0;
+}
+
+static bool prepare(struct worker *w)
+{
+    const struct settings *s = w->settings;
+    size_t slots = (size_t)s->rows * (size_t)s->k;
+    struct tensors t = {.hidden = malloc((size_t)s->rows * (size_t)s->hidden * sizeof(float)),
+                        .experts = malloc(slots * sizeof(int32_t)),
+                        .adapters = malloc((size_t)s->rows * sizeof(int32_t)),
+                        .weights = malloc(slots * sizeof(float))};
+    bool ok = t.hidden && t.experts && t.adapters && t.weights;
+    for (int i = 0; ok && i < DISTINCT; i++) {
+        draw_tensors(s, &w->seed, &t);
+        ok = build_body(s, &t, &w->body[i]);
+    }
+    free(t.hidden);
+    free(t.experts);
+    free(t.adapters);
+    free(t.weights);
+    return ok;
+}
+
+static double number_after(const char *json, size_t length, const char *key)
+{
+    const char *at = memmem(json, length, key, strlen(key));
+    return at ? strtod(at + strlen(key), NULL) : 0;
+}
+
+/* What must repeat: the binary tensor, or the text from "outputs" on. */
+static bool reply_tensor(const struct http_reply *reply, const char **data, size_t *length)
+{
+    if (reply->json_length < reply->length) {
+        *data = reply->body + reply->json_length;
+        *length = reply->length - reply->json_length;
+        return true;
+    }
+    *data = memmem(reply->body, reply->length, "\"outputs\"", 9);
+    *length = *data ? reply->length - (size_t)(*data - reply->body) : 0;
+    return *data != NULL;
+}
+
+static void check_reply(struct worker *w, struct body *b, const struct http_reply *reply)
+{
+    const char *data;
+    size_t length;
+    if (!reply_tensor(reply, &data, &length)) {
+        w->different++;
+        return;
+    }
+    if (!b->expected) {
+        b->expected = malloc(length);
+        if (b->expected) {
+            memcpy(b->expected, data, length);
+            b->expected_length = length;
+        }
+    } else if (length != b->expected_length || memcmp(data, b->expected, length)) {
+        w->different++;
+    }
+}
+
+static void record(struct worker *w, double latency, const struct http_reply *reply)
+{
+    if (w->count == w->capacity) {
+        size_t grown = w->capacity ? 2 * w->capacity : 4096;
+        float *a = realloc(w->latency, grown * sizeof *a), *b = realloc(w->overhead, grown * sizeof *b);
+        float *c = realloc(w->compute, grown * sizeof *c);
+        w->latency = a ? a : w->latency;
+        w->overhead = b ? b : w->overhead;
+        w->compute = c ? c : w->compute;
+        if (!a || !b || !c)
+            return;
+        w->capacity = grown;
+    }
+    double compute = number_after(reply->body, reply->json_length, "\"compute_us\":");
+    double queue = number_after(reply->body, reply->json_length, "\"queue_us\":");
+    w->latency[w->count] = (float)(latency * 1e6);
+    w->compute[w->count] = (float)compute;
+    w->overhead[w->count++] = (float)(latency * 1e6 - compute - queue);
+}
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    struct http_client client;
+    http_client_init(&client, w->settings->url, w->settings->key);
+    for (int i = 0; !atomic_load(&stopping); i++) {
+        struct body *b = &w->body[i % DISTINCT];
+        struct http_reply reply;
+        double start = now();
+        bool answered = http_client_call(&client, "POST", "/moe/forward", b->data, b->length, b->json_length, &reply);
+        double latency = now() - start;
+        if (answered && reply.status == 200) {
+            check_reply(w, b, &reply);
+            if (atomic_load(&counting))
+                record(w, latency, &reply);
+            continue;
+        }
+        if (answered && reply.status == 429)
+            w->refused++;
+        else
+            w->failed++;
+        if (!w->first_error[0])
+            snprintf(w->first_error, sizeof w->first_error, "%d %.200s", answered ? reply.status : 0, answered ? reply.body : "no answer");
+        if (!answered || reply.status == 429)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    http_client_finish(&client);
+    return NULL;
+}
+
+static json_t *get_json(const struct settings *s, const char *target)
+{
+    struct http_client client;
+    struct http_reply reply;
+    json_t *tree = NULL;
+    http_client_init(&client, s->url, s->key);
+    if (http_client_call(&client, "GET", target, NULL, 0, -1, &reply) && reply.status == 200)
+        tree = json_loadb(reply.body, reply.length, 0, NULL);
+    else
+        fprintf(stderr, "load: GET %s at %s failed\n", target, s->url);
+    http_client_finish(&client);
+    return tree;
+}
+
+static bool ask_server(struct settings *s)
+{
+    json_t *model = get_json(s, "/moe/model");
+    if (!model)
+        return false;
+    s->hidden = (int)json_integer_value(json_object_get(model, "hidden_size"));
+    s->experts = (int)json_integer_value(json_object_get(model, "experts"));
+    int top_k = (int)json_integer_value(json_object_get(model, "top_k"));
+    json_t *layers = json_object_get(model, "layers");
+    if (s->k == 0)
+        s->k = top_k > 0 ? top_k : 1;
+    if (s->layer < 0)
+        s->layer = (int)json_integer_value(json_array_get(layers, 0));
+    json_decref(model);
+    if (s->hidden <= 0 || s->experts <= 0) {
+        fprintf(stderr, "load: /moe/model gives no hidden_size or no experts\n");
+        return false;
+    }
+    if (!strcmp(s->adapters, "none"))
+        return true;
+    json_t *tree = get_json(s, "/adapters"), *adapter;
+    size_t i;
+    json_array_foreach(json_object_get(tree, "adapters"), i, adapter)
+    {
+        const char *name = json_string_value(json_object_get(adapter, "name"));
+        size_t n = name ? strlen(name) : 0;
+        bool wanted = !strcmp(s->adapters, "all");
+        for (const char *p = s->adapters; !wanted && p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL)
+            wanted = n && !strncmp(p, name, n) && (p[n] == ',' || p[n] == 0);
+        if (wanted && s->adapter_count < MAX_ADAPTERS)
+            s->adapter_ids[s->adapter_count++] = (int)json_integer_value(json_object_get(adapter, "id"));
+    }
+    json_decref(tree);
+    if (!s->adapter_count)
+        fprintf(stderr, "load: the server has none of the adapters asked for (%s)\n", s->adapters);
+    return s->adapter_count > 0;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+static double percentile(const float *sorted, size_t n, double p) { return n ? (double)sorted[(size_t)(p * (double)(n - 1) + 0.5)] : 0; }
+
+static float *gather(const struct worker *workers, int n, size_t offset, size_t total)
+{
+    float *all = malloc((total ? total : 1) * sizeof *all);
+    for (int i = 0, at = 0; all && i < n; at += (int)workers[i].count, i++)
+        if (workers[i].count)
+            memcpy(all + at, *(float *const *)((const char *)&workers[i] + offset), workers[i].count * sizeof *all);
+    if (all)
+        qsort(all, total, sizeof *all, by_value);
+    return all;
+}
+
+static int report(const struct settings *s, const struct worker *workers, double seconds)
+{
+    size_t total = 0, failed = 0, different = 0, refused = 0;
+    const char *error = "";
+    for (int i = 0; i < s->clients; i++) {
+        total += workers[i].count;
+        failed += workers[i].failed;
+        different += workers[i].different;
+        refused += workers[i].refused;
+        if (workers[i].first_error[0])
+            error = workers[i].first_error;
+    }
+    float *latency = gather(workers, s->clients, offsetof(struct worker, latency), total);
+    float *overhead = gather(workers, s->clients, offsetof(struct worker, overhead), total);
+    float *compute = gather(workers, s->clients, offsetof(struct worker, compute), total);
+    if (!latency || !overhead || !compute)
+        return 1;
+    double p50 = percentile(latency, total, 0.5), p99 = percentile(latency, total, 0.99), o50 = percentile(overhead, total, 0.5);
+    double rate = (double)total / seconds;
+    if (s->csv) {
+        printf("rows,clients,encoding,dtype,adapters,requests,failed,refused,different,p50_us,p90_us,p99_us,max_us,compute_p50_us,"
+               "overhead_p50_us,overhead_p99_us,requests_s,rows_s\n");
+        printf("%d,%d,%s,%s,%d,%zu,%zu,%zu,%zu,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f\n", s->rows, s->clients, s->encoding,
+               dtype_name(s->dtype), s->adapter_count, total, failed, refused, different, p50, percentile(latency, total, 0.9), p99,
+               percentile(latency, total, 1), percentile(compute, total, 0.5), o50, percentile(overhead, total, 0.99), rate,
+               rate * s->rows);
+    } else {
+        printf("%d rows x %d clients, %s %s, K=%d, %d adapters: %zu requests in %.1f s, %.1f requests/s, %.0f rows/s\n", s->rows,
+               s->clients, s->encoding, dtype_name(s->dtype), s->k, s->adapter_count, total, seconds, rate, rate * s->rows);
+        printf("latency  p50 %.0f us  p90 %.0f  p99 %.0f  max %.0f\n", p50, percentile(latency, total, 0.9), p99,
+               percentile(latency, total, 1));
+        printf("compute  p50 %.0f us  overhead (latency - queue - compute) p50 %.0f us  p99 %.0f\n", percentile(compute, total, 0.5), o50,
+               percentile(overhead, total, 0.99));
+        printf("%zu failed, %zu refused (429), %zu replies whose bits differ from the first reply to the same request\n", failed, refused,
+               different);
+    }
+    if (error[0])
+        fprintf(stderr, "load: first error: %s\n", error);
+    free(latency);
+    free(overhead);
+    free(compute);
+    return failed || different || !total;
+}
+
+static void usage(void)
+{
+    fputs("usage: expert-bench load [--url http://127.0.0.1:8080 | unix:PATH] [--api-key KEY] [--clients 1] [--rows 32] [--k top_k]\n"
+          "  [--layer first] [--mode auto|decode|prefill] [--dtype BF16|FP16|FP32] [--encoding binary|json] [--adapters none|all|A,B,...]\n"
+          "  [--base-percent 0] [--duration 10] [--warmup 2] [--csv]\n",
+          stderr);
+}
+
+int load_main(int argc, char **argv)
+{
+    struct settings s = {.url = "http://127.0.0.1:8080",
+                         .mode = "auto",
+                         .encoding = "binary",
+                         .adapters = "none",
+                         .dtype = DTYPE_BF16,
+                         .clients = 1,
+                         .rows = 32,
+                         .layer = -1,
+                         .duration = 10,
+                         .warmup = 2};
+    static const struct option names[] = {
+        {"url", 1, 0, 'u'},          {"api-key", 1, 0, 'a'},  {"clients", 1, 0, 'c'}, {"rows", 1, 0, 'r'},     {"k", 1, 0, 'k'},
+        {"layer", 1, 0, 'l'},        {"mode", 1, 0, 'm'},     {"dtype", 1, 0, 't'},   {"encoding", 1, 0, 'e'}, {"adapters", 1, 0, 'A'},
+        {"base-percent", 1, 0, 'b'}, {"duration", 1, 0, 'd'}, {"warmup", 1, 0, 'w'},  {"csv", 0, 0, 'C'},      {0, 0, 0, 0}};
+    bool ok = true;
+    for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
+        switch (c) {
+        case 'u': s.url = optarg; break;
+        case 'a': s.key = optarg; break;
+        case 'c': s.clients = atoi(optarg); break;
+        case 'r': s.rows = atoi(optarg); break;
+        case 'k': s.k = atoi(optarg); break;
+        case 'l': s.layer = atoi(optarg); break;
+        case 'm': s.mode = optarg; break;
+        case 't': ok &= dtype_parse(optarg, strlen(optarg), &s.dtype) && dtype_is_float(s.dtype); break;
+        case 'e': s.encoding = optarg; break;
+        case 'A': s.adapters = optarg; break;
+        case 'b': s.base_percent = atoi(optarg); break;
+        case 'd': s.duration = atof(optarg); break;
+        case 'w': s.warmup = atof(optarg); break;
+        case 'C': s.csv = true; break;
+        default: ok = false;
+        }
+    }
+    struct http_client probe;
+    ok &= optind == argc && s.clients > 0 && s.clients <= 4096 && s.rows > 0 && s.duration > 0 && s.warmup >= 0 &&
+          http_client_init(&probe, s.url, s.key) && (!strcmp(s.encoding, "binary") || !strcmp(s.encoding, "json"));
+    if (!ok) {
+        usage();
+        return 2;
+    }
+    if (!ask_server(&s))
+        return 1;
+    struct worker *workers = calloc((size_t)s.clients, sizeof *workers);
+    int started = 0;
+    for (; workers && started < s.clients; started++) {
+        workers[started].settings = &s;
+        workers[started].seed = (uint64_t)started + 1;
+        if (!prepare(&workers[started]) || pthread_create(&workers[started].thread, NULL, work, &workers[started]))
+            break;
+    }
+    struct timespec rest = {.tv_sec = (time_t)s.warmup, .tv_nsec = (long)((s.warmup - floor(s.warmup)) * 1e9)};
+    nanosleep(&rest, NULL);
+    double start = now();
+    atomic_store(&counting, true);
+    rest = (struct timespec){.tv_sec = (time_t)s.duration, .tv_nsec = (long)((s.duration - floor(s.duration)) * 1e9)};
+    nanosleep(&rest, NULL);
+    double seconds = now() - start;
+    atomic_store(&stopping, true);
+    for (int i = 0; i < started; i++)
+        pthread_join(workers[i].thread, NULL);
+    int status = started == s.clients ? report(&s, workers, seconds) : 1;
+    for (int i = 0; i < started; i++) {
+        for (int j = 0; j < DISTINCT; j++) {
+            free(workers[i].body[j].data);
+            free(workers[i].body[j].expected);
+        }
+        free(workers[i].latency);
+        free(workers[i].overhead);
+        free(workers[i].compute);
+    }
+    free(workers);
+    return status;
+}

@@ -3,11 +3,37 @@
 
 #include <stdio.h>
 
+/* Bytes of the UTF-8 sequence at p, 0 when it is none. */
+static int sequence_length(const unsigned char *p)
+{
+    int n = p[0] < 0x80 ? 1 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4 : 0;
+    for (int i = 1; i < n; i++)
+        if ((p[i] & 0xc0) != 0x80)
+            return 0;
+    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] > 0x8f))
+        return 0;
+    return n;
+}
+
+/* Messages quote names out of strangers' files, cut at any byte: what is no text, or would break a line of the log, becomes '?'. */
+static void make_printable(char *message)
+{
+    for (unsigned char *p = (unsigned char *)message; *p;) {
+        int n = sequence_length(p);
+        if (!n || *p < 0x20 || *p == 0x7f) {
+            *p++ = '?';
+            continue;
+        }
+        p += n;
+    }
+}
+
 enum engine_code engine_vfail(struct engine_error *e, enum engine_code code, const char *format, va_list args)
 {
     if (e) {
         e->code = code;
         vsnprintf(e->message, sizeof e->message, format, args);
+        make_printable(e->message);
     }
     return code;
 }

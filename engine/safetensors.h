@@ -21,6 +21,7 @@
 /* Element types a header may name; only BF16, F16 and F32 are ever read as numbers. */
 enum safetensors_dtype {
     ST_BOOL, ST_U8, ST_I8, ST_F8_E4M3, ST_F8_E5M2, ST_F8_E8M0, ST_I16, ST_U16, ST_F16, ST_BF16, ST_I32, ST_U32, ST_F32, ST_F64, ST_I64, ST_U64,
+    ST_F4, ST_F6_E2M3, ST_F6_E3M2, ST_F8_E4M3FNUZ, ST_F8_E5M2FNUZ, ST_C64,
 };
 
 struct safetensors_tensor {
@@ -49,6 +50,9 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors_file 
 /* Reads `bytes` from `offset` bytes into the tensor's data. */
 enum engine_code safetensors_read(const struct safetensors_file *file, const struct safetensors_tensor *tensor, int64_t offset, void *dst,
                                   size_t bytes, struct engine_error *error);
+
+/* Tells the system that these bytes will be read soon. A hint only. */
+void safetensors_prefetch(const struct safetensors_file *file, const struct safetensors_tensor *tensor, int64_t offset, int64_t bytes);
 
 const char *safetensors_dtype_name(enum safetensors_dtype dtype); /* "BF16" */
 /* Element size in bits. */

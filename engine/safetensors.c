@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The safetensors reader. It owns the file descriptor, the tensor table and the names.
+ *
+ * The header is cut at its top level here and handed to jansson one member at a time, so that a hostile header of the
+ * largest legal size costs memory in proportion to the tensors it really names. Duplicate names are found by sorting,
+ * which the lookup needs anyhow.
+ */
+#include "engine/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A tensor's entry is three short members; anything longer than this is no tensor. */
+#define MAX_ENTRY 4096
+
+struct safetensors_file {
+    int fd;
+    char *name;
+    enum engine_code bad;
+    int64_t size;
+    struct safetensors_tensor *tensor; /* by position */
+    const struct safetensors_tensor **sorted; /* by name */
+    size_t count, capacity;
+};
+
+static const struct {
+    const char *name;
+    int bits;
+} dtypes[] = {
+    [ST_BOOL] = {"BOOL", 8},
+    [ST_U8] = {"U8", 8},
+    [ST_I8] = {"I8", 8},
+    [ST_F8_E4M3] = {"F8_E4M3", 8},
+    [ST_F8_E5M2] = {"F8_E5M2", 8},
+    [ST_F8_E8M0] = {"F8_E8M0", 8},
+    [ST_I16] = {"I16", 16},
+    [ST_U16] = {"U16", 16},
+    [ST_F16] = {"F16", 16},
+    [ST_BF16] = {"BF16", 16},
+    [ST_I32] = {"I32", 32},
+    [ST_U32] = {"U32", 32},
+    [ST_F32] = {"F32", 32},
+    [ST_F64] = {"F64", 64},
+    [ST_I64] = {"I64", 64},
+    [ST_U64] = {"U64", 64},
+    [ST_F4] = {"F4", 4},
+    [ST_F6_E2M3] = {"F6_E2M3", 6},
+    [ST_F6_E3M2] = {"F6_E3M2", 6},
+    [ST_F8_E4M3FNUZ] = {"F8_E4M3FNUZ", 8},
+    [ST_F8_E5M2FNUZ] = {"F8_E5M2FNUZ", 8},
+    [ST_C64] = {"C64", 64},
+};
+
+const char *safetensors_dtype_name(enum safetensors_dtype dtype) { return dtypes[dtype].name; }
+
+int safetensors_dtype_bits(enum safetensors_dtype dtype) { return dtypes[dtype].bits; }
+
+bool safetensors_dtype_float(enum safetensors_dtype dtype, enum dtype *out)
+{
+    switch (dtype) {
+    case ST_BF16: *out = DTYPE_BF16; return true;
+    case ST_F16: *out = DTYPE_FP16; return true;
+    case ST_F32: *out = DTYPE_FP32; return true;
+    default: return false;
+    }
+}
+
+const char *safetensors_name(const struct safetensors_file *file) { return file->name; }
+
+size_t safetensors_count(const struct safetensors_file *file) { return file->count; }
+
+const struct safetensors_tensor *safetensors_at(const struct safetensors_file *file, size_t index) { return &file->tensor[index]; }
+
+const struct safetensors_tensor *safetensors_find(const struct safetensors_file *file, const char *name)
+{
+    size_t lo = 0, hi = file->count;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        int c = strcmp(name, file->sorted[mid]->name);
+        if (!c)
+            return file->sorted[mid];
+        if (c < 0)
+            hi = mid;
+        else
+            lo = mid + 1;
+    }
+    return NULL;
+}
+
+void safetensors_close(struct safetensors_file *file)
+{
+    if (!file)
+        return;
+    for (size_t i = 0; i < file->count; i++)
+        free((char *)file->tensor[i].name);
+    free(file->tensor);
+    free(file->sorted);
+    free(file->name);
+    close(file->fd);
+    free(file);
+}
+
+static enum engine_code read_exactly(const struct safetensors_file *file, int64_t offset, void *dst, size_t bytes,
+                                     struct engine_error *error)
+{
+    while (bytes) {
+        ssize_t n = pread(file->fd, dst, bytes, offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return engine_fail(error, ENGINE_IO, "%s: reading at byte %" PRId64 ": %s", file->name, offset, strerror(errno));
+        if (!n)
+            return engine_fail(error, file->bad, "%s: the file shrank while it was being read: it ends before byte %" PRId64 " of %" PRId64,
+                               file->name, offset + (int64_t)bytes, file->size);
+        dst = (char *)dst + n;
+        offset += n;
+        bytes -= (size_t)n;
+    }
+    return ENGINE_OK;
+}
+
+enum engine_code safetensors_read(const struct safetensors_file *file, const struct safetensors_tensor *tensor, int64_t offset, void *dst,
+                                  size_t bytes, struct engine_error *error)
+{
+    int64_t span = tensor->end - tensor->begin;
+    if (offset < 0 || offset > span || bytes > (uint64_t)(span - offset))
+        return engine_fail(error, ENGINE_INTERNAL, "%s: tensor \"%.200s\": a read of %zu bytes at %" PRId64 " passes its end at %" PRId64,
+                           file->name, tensor->name, bytes, offset, span);
+    return read_exactly(file, tensor->begin + offset, dst, bytes, error);
+}
+
+void safetensors_prefetch(const struct safetensors_file *file, const struct safetensors_tensor *tensor, int64_t offset, int64_t bytes)
+{
+    posix_fadvise(file->fd, tensor->begin + offset, bytes, POSIX_FADV_WILLNEED);
+}
+
+/* ---- the header ------------------------------------------------------------------------------------------ */
+
+struct header {
+    struct safetensors_file *file;
+    const char *text;
+    size_t length, at;
+    struct engine_error *error;
+};
+
+static enum engine_code bad_header(const struct header *h, const char *what)
+{
+    return engine_fail(h->error, h->file->bad, "%s: the header is not a legal JSON object: %s (near byte %zu)", h->file->name, what, h->at);
+}
+
+static void skip_space(struct header *h)
+{
+    while (h->at < h->length && strchr(" \t\r\n", h->text[h->at]) && h->text[h->at])
+        h->at++;
+}
+
+/* The next value, of at most `limit` bytes; NULL after an error. */
+static json_t *next_value(struct header *h, size_t limit)
+{
+    size_t rest = h->length - h->at;
+    json_error_t e;
+    json_t *v =
+        json_loadb(h->text + h->at, rest < limit ? rest : limit, JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK | JSON_REJECT_DUPLICATES, &e);
+    if (!v) {
+        if (json_error_code(&e) == json_error_out_of_memory)
+            engine_fail(h->error, ENGINE_OUT_OF_MEMORY, "%s: out of memory while reading the header", h->file->name);
+        else
+            bad_header(h, e.text);
+        return NULL;
+    }
+    h->at += (size_t)e.position;
+    return v;
+}
+
+static enum engine_code bad_tensor(const struct header *h, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static enum engine_code bad_tensor(const struct header *h, const char *name, const char *format, ...)
+{
+    char text[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return engine_fail(h->error, h->file->bad, "%s: tensor \"%.200s\": %s", h->file->name, name, text);
+}
+
+/* One tensor's entry checked by itself; offsets are still relative to the data. */
+static enum engine_code parse_tensor(const struct header *h, const char *name, const json_t *entry, struct safetensors_tensor *t)
+{
+    if (!json_is_object(entry))
+        return bad_tensor(h, name, "its entry is not an object");
+    const json_t *dtype = json_object_get(entry, "dtype"), *shape = json_object_get(entry, "shape");
+    const json_t *offsets = json_object_get(entry, "data_offsets");
+    if (!json_is_string(dtype) || !json_is_array(shape) || !json_is_array(offsets) || json_object_size(entry) != 3)
+        return bad_tensor(h, name, "its entry must hold exactly dtype (string), shape (array) and data_offsets (array)");
+
+    size_t d = 0;
+    while (d < sizeof dtypes / sizeof dtypes[0] && strcmp(dtypes[d].name, json_string_value(dtype)))
+        d++;
+    if (d == sizeof dtypes / sizeof dtypes[0])
+        return bad_tensor(h, name, "unknown dtype \"%.64s\"", json_string_value(dtype));
+    t->dtype = (enum safetensors_dtype)d;
+
+    if (json_array_size(shape) > SAFETENSORS_MAX_RANK)
+        return bad_tensor(h, name, "its rank %zu is more than %d", json_array_size(shape), SAFETENSORS_MAX_RANK);
+    t->rank = (int32_t)json_array_size(shape);
+    int64_t bits = dtypes[d].bits;
+    bool empty = false, overflow = false;
+    for (int32_t i = 0; i < t->rank; i++) {
+        const json_t *n = json_array_get(shape, (size_t)i);
+        if (!json_is_integer(n) || json_integer_value(n) < 0)
+            return bad_tensor(h, name, "shape[%d] is not a non-negative integer", i);
+        t->shape[i] = json_integer_value(n);
+        empty |= !t->shape[i];
+        overflow |= __builtin_mul_overflow(bits, t->shape[i], &bits);
+    }
+    if (overflow && !empty)
+        return bad_tensor(h, name, "the product of its shape overflows");
+    if (empty)
+        bits = 0;
+    if (bits % 8)
+        return bad_tensor(h, name, "its %" PRId64 " bits are no whole number of bytes", bits);
+
+    if (json_array_size(offsets) != 2 || !json_is_integer(json_array_get(offsets, 0)) || !json_is_integer(json_array_get(offsets, 1)))
+        return bad_tensor(h, name, "data_offsets must be two integers");
+    t->begin = json_integer_value(json_array_get(offsets, 0));
+    t->end = json_integer_value(json_array_get(offsets, 1));
+    if (t->begin < 0 || t->end < t->begin)
+        return bad_tensor(h, name, "data_offsets [%" PRId64 ", %" PRId64 "] are negative or reversed", t->begin, t->end);
+    int64_t data = h->file->size - 8 - (int64_t)h->length;
+    if (t->end > data)
+        return bad_tensor(h, name, "data_offsets [%" PRId64 ", %" PRId64 "] pass the end of the file's %" PRId64 " bytes of data", t->begin,
+                          t->end, data);
+    if (t->end - t->begin != bits / 8)
+        return bad_tensor(h, name, "data_offsets span %" PRId64 " bytes, but its shape and dtype need %" PRId64, t->end - t->begin,
+                          bits / 8);
+    return ENGINE_OK;
+}
+
+static enum engine_code check_metadata(const struct header *h, json_t *metadata)
+{
+    const char *key;
+    json_t *value;
+    if (!json_is_object(metadata))
+        return engine_fail(h->error, h->file->bad, "%s: __metadata__ is not an object", h->file->name);
+    json_object_foreach(metadata, key, value)
+    {
+        if (!json_is_string(value))
+            return engine_fail(h->error, h->file->bad, "%s: __metadata__ must map strings to strings; the value of \"%.200s\" is no string",
+                               h->file->name, key);
+    }
+    return ENGINE_OK;
+}
+
+static enum engine_code out_of_memory(const struct header *h)
+{
+    return engine_fail(h->error, ENGINE_OUT_OF_MEMORY, "%s: out of memory for the tensor table", h->file->name);
+}
+
+static enum engine_code add_tensor(const struct header *h, const char *name, const json_t *entry)
+{
+    struct safetensors_file *file = h->file;
+    struct safetensors_tensor t = {0};
+    enum engine_code code = parse_tensor(h, name, entry, &t);
+    if (code)
+        return code;
+    if (file->count == file->capacity) {
+        size_t capacity = file->capacity ? file->capacity * 2 : 64;
+        struct safetensors_tensor *grown = reallocarray(file->tensor, capacity, sizeof *grown);
+        if (!grown)
+            return out_of_memory(h);
+        file->tensor = grown;
+        file->capacity = capacity;
+    }
+    t.name = strdup(name);
+    if (!t.name)
+        return out_of_memory(h);
+    file->tensor[file->count++] = t;
+    return ENGINE_OK;
+}
+
+/* One "name": {...} member. */
+static enum engine_code parse_member(struct header *h, bool *metadata_seen)
+{
+    json_t *key = next_value(h, h->length);
+    if (!key)
+        return h->error->code;
+    enum engine_code code;
+    json_t *value = NULL;
+    if (!json_is_string(key)) {
+        code = bad_header(h, "a member's name is not a string");
+        goto out;
+    }
+    skip_space(h);
+    if (h->at == h->length || h->text[h->at] != ':') {
+        code = bad_header(h, "':' expected");
+        goto out;
+    }
+    h->at++;
+    const char *name = json_string_value(key);
+    bool metadata = !strcmp(name, "__metadata__");
+    value = next_value(h, metadata ? h->length : MAX_ENTRY);
+    if (!value)
+        code = h->error->code;
+    else if (!metadata)
+        code = add_tensor(h, name, value);
+    else if (*metadata_seen)
+        code = engine_fail(h->error, h->file->bad, "%s: duplicate __metadata__ in the header", h->file->name);
+    else {
+        *metadata_seen = true;
+        code = check_metadata(h, value);
+    }
+out:
+    json_decref(value);
+    json_decref(key);
+    return code;
+}
+
+static enum engine_code parse_members(struct header *h)
+{
+    if (!h->length || h->text[0] != '{')
+        return bad_header(h, "it does not begin with '{'");
+    h->at = 1;
+    skip_space(h);
+    bool metadata_seen = false;
+    if (h->at < h->length && h->text[h->at] == '}')
+        h->at++;
+    else
+        for (;;) {
+            enum engine_code code = parse_member(h, &metadata_seen);
+            if (code)
+                return code;
+            skip_space(h);
+            char c = h->at < h->length ? h->text[h->at++] : 0;
+            if (c == '}')
+                break;
+            if (c != ',')
+                return bad_header(h, "',' or '}' expected");
+        }
+    skip_space(h);
+    return h->at == h->length ? ENGINE_OK : bad_header(h, "something follows the object");
+}
+
+static int by_position(const void *a, const void *b)
+{
+    const struct safetensors_tensor *x = a, *y = b;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    if (x->end != y->end)
+        return x->end < y->end ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const struct safetensors_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+/* Sorts both ways; refuses duplicates, overlaps and holes; makes offsets absolute. */
+static enum engine_code order_tensors(struct header *h)
+{
+    struct safetensors_file *file = h->file;
+    int64_t data = 8 + (int64_t)h->length, at = 0;
+    if (file->count) {
+        qsort(file->tensor, file->count, sizeof *file->tensor, by_position);
+        file->sorted = reallocarray(NULL, file->count, sizeof *file->sorted);
+        if (!file->sorted)
+            return out_of_memory(h);
+        for (size_t i = 0; i < file->count; i++)
+            file->sorted[i] = &file->tensor[i];
+        qsort(file->sorted, file->count, sizeof *file->sorted, by_name);
+    }
+    for (size_t i = 1; i < file->count; i++)
+        if (!strcmp(file->sorted[i - 1]->name, file->sorted[i]->name))
+            return bad_tensor(h, file->sorted[i]->name, "duplicate name in the header");
+    for (size_t i = 0; i < file->count; i++) {
+        struct safetensors_tensor *t = &file->tensor[i];
+        if (t->begin < at)
+            return bad_tensor(h, t->name, "its data overlap those of \"%.200s\"", file->tensor[i - 1].name);
+        if (t->begin > at)
+            return bad_tensor(h, t->name, "a hole of %" PRId64 " bytes lies before its data", t->begin - at);
+        at = t->end;
+        t->begin += data;
+        t->end += data;
+    }
+    if (at != file->size - data)
+        return engine_fail(h->error, file->bad, "%s: %" PRId64 " bytes at the end of the file belong to no tensor", file->name,
+                           file->size - data - at);
+    return ENGINE_OK;
+}
+
+static enum engine_code load_header(struct safetensors_file *file, struct engine_error *error)
+{
+    struct stat st;
+    if (fstat(file->fd, &st))
+        return engine_fail(error, ENGINE_IO, "%s: %s", file->name, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return engine_fail(error, file->bad, "%s is not a regular file", file->name);
+    file->size = st.st_size;
+    if (file->size < 8)
+        return engine_fail(error, file->bad, "%s: %" PRId64 " bytes are too few for a safetensors file", file->name, file->size);
+    unsigned char raw[8];
+    enum engine_code code = read_exactly(file, 0, raw, sizeof raw, error);
+    if (code)
+        return code;
+    uint64_t length = 0;
+    for (int i = 7; i >= 0; i--)
+        length = length << 8 | raw[i];
+    if (length > SAFETENSORS_MAX_HEADER)
+        return engine_fail(error, file->bad, "%s: a header of %" PRIu64 " bytes is over the limit of %d", file->name, length,
+                           SAFETENSORS_MAX_HEADER);
+    if (length > (uint64_t)file->size - 8)
+        return engine_fail(error, file->bad, "%s: truncated: the header's %" PRIu64 " bytes pass the file's end at %" PRId64, file->name,
+                           length, file->size);
+    char *text = malloc(length ? length : 1);
+    if (!text)
+        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "%s: out of memory for a header of %" PRIu64 " bytes", file->name, length);
+    struct header h = {.file = file, .text = text, .length = length, .error = error};
+    code = read_exactly(file, 8, text, length, error);
+    if (!code)
+        code = parse_members(&h);
+    if (!code)
+        code = order_tensors(&h);
+    free(text);
+    return code;
+}
+
+enum engine_code safetensors_open_fd(int fd, const char *name, enum engine_code bad, struct safetensors_file **out,
+                                     struct engine_error *error)
+{
+    struct engine_error own;
+    if (!error) /* the parser keeps its verdict there */
+        error = &own;
+    struct safetensors_file *file = calloc(1, sizeof *file);
+    if (file)
+        file->name = strdup(name);
+    if (!file || !file->name) {
+        close(fd);
+        free(file);
+        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "%s: out of memory", name);
+    }
+    file->fd = fd;
+    file->bad = bad;
+    enum engine_code code = load_header(file, error);
+    if (code) {
+        safetensors_close(file);
+        return code;
+    }
+    *out = file;
+    return ENGINE_OK;
+}
+
+enum engine_code safetensors_open(int dir_fd, const char *name, enum engine_code bad, struct safetensors_file **out,
+                                  struct engine_error *error)
+{
+    /* O_NONBLOCK: opening a FIFO must not wait for a writer; it means nothing for regular files. */
+    int fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0)
+        return engine_fail(error, ENGINE_IO, "%s: %s", name, strerror(errno));
+    return safetensors_open_fd(fd, name, bad, out, error);
+}

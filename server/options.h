@@ -30,7 +30,7 @@ struct options {
     char *dtype, *experts, *family, *layers;
     struct options_list listen; /* HOST:PORT, [V6]:PORT, unix:PATH */
     char *log_format; /* text, json */
-    char *log_level;  /* debug, info, warning, error */
+    char *log_level; /* debug, info, warning, error */
     int64_t max_adapter_bytes, max_adapters, max_batch_rows, max_body_bytes, max_connections, max_inflight_bytes;
     bool metrics_open;
     char *model, *model_name;
@@ -41,18 +41,19 @@ struct options {
     bool help, version;
 };
 
-enum options_kind { OPTION_FLAG, OPTION_INT, OPTION_STRING, OPTION_LIST };
+/* OPTION_SIZE: bytes in an int64_t, with an optional suffix K, M, G or T (powers of 1024). */
+enum options_kind { OPTION_FLAG, OPTION_INT, OPTION_SIZE, OPTION_STRING, OPTION_LIST };
 
 struct options_row {
-    const char *name;  /* without dashes; the same word in the config file */
+    const char *name; /* without dashes; the same word in the config file */
     enum options_kind kind;
-    size_t offset;     /* of the field in struct options */
+    size_t offset; /* of the field in struct options */
     const char *value; /* metavariable of --help; NULL for flags */
     const char *default_text; /* as the user would write it; NULL: none */
-    int64_t min, max;  /* OPTION_INT */
+    int64_t min, max; /* OPTION_INT and OPTION_SIZE */
     const char *choices; /* "a|b|c": OPTION_STRING restricted to these; NULL: free */
-    bool config;       /* allowed in the config file */
-    const char *help;  /* one sentence with the unit */
+    bool config; /* allowed in the config file */
+    const char *help; /* one sentence with the unit */
 };
 
 /* Alphabetical; ends with a row whose name is NULL. */

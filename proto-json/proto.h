@@ -68,7 +68,6 @@ struct proto_infer {
     bool binary_output; /* from `outputs`' entry for "hidden", else from binary_data_output */
     struct proto_tensor input[PROTO_MAX_INPUTS];
     int32_t inputs;
-    void *memory;
 };
 
 /* `json_length` is Inference-Header-Content-Length, or -1 when the header was absent (all of the body is JSON).

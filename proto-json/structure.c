@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The structure of a JSON text: one pass that bounds its depth and cuts the data arrays out, before jansson checks the rest.
+ *
+ * The pass decides only where strings, members and elements begin and end. Whatever else makes a text JSON or not (numbers,
+ * literals, escapes, UTF-8, duplicates) is left to jansson, which sees every byte but the data arrays.
+ */
+#include "proto-json/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum place { PLACE_ROOT, PLACE_INPUTS, PLACE_INPUT, PLACE_OTHER };
+
+struct walk {
+    const char *text, *end, *p;
+    const char *copied; /* what lies before is in `reduced` or was cut */
+    struct proto_text reduced;
+    struct proto_span *span;
+    int32_t spans;
+    struct proto_error *error;
+    enum proto_code code;
+};
+
+static bool walk_fail(struct walk *w, const char *sentence)
+{
+    w->code = proto_fail(w->error, PROTO_BAD_JSON, "not JSON: %s at byte %zu", sentence, (size_t)(w->p - w->text));
+    return false;
+}
+
+static bool walk_string(struct walk *w)
+{
+    const char *p = w->p + 1;
+    for (;;) {
+        while (p < w->end && *p != '"' && *p != '\\')
+            p++;
+        if (p == w->end)
+            return walk_fail(w, "a string doesn't end that begins");
+        if (*p == '"')
+            break;
+        if (w->end - p < 2)
+            return walk_fail(w, "a string doesn't end that begins");
+        p += 2;
+    }
+    w->p = p + 1;
+    return true;
+}
+
+/* Whether the string at `p` (with its quotes) spells `word`, which is plain ASCII, escapes or not. */
+static bool walk_string_is(const char *p, const char *end, const char *word)
+{
+    for (p++; p < end && *p != '"'; word++) {
+        char c = *p++;
+        if (c == '\\') {
+            if (end - p < 5 || *p != 'u')
+                return false;
+            unsigned value = 0;
+            for (int i = 1; i <= 4; i++) {
+                char h = p[i];
+                unsigned v = h >= '0' && h <= '9'                 ? (unsigned)(h - '0')
+                             : (h | 32) >= 'a' && (h | 32) <= 'f' ? (unsigned)((h | 32) - 'a' + 10)
+                                                                  : 16;
+                if (v == 16)
+                    return false;
+                value = value * 16 + v;
+            }
+            if (value == 0 || value > 126)
+                return false;
+            c = (char)value;
+            p += 5;
+        }
+        if (c != *word) /* also at the end of `word`, since `c` is never 0 in a string that jansson takes */
+            return false;
+        if (!c)
+            return false;
+    }
+    return !*word;
+}
+
+/* Eight bytes at a time over what numeric arrays consist of: digits, points, signs, commas and space. */
+static const char *walk_skip_numbers(const char *p, const char *end)
+{
+    const uint64_t ones = 0x0101010101010101u, highs = ones * 0x80;
+    for (; end - p >= 8; p += 8) {
+        uint64_t x;
+        memcpy(&x, p, 8);
+        uint64_t above = (((x & ~highs) + ones * (0x80 - ':')) | x) & highs, quote = x ^ (ones * '"');
+        if (above || ((quote - ones) & ~quote & highs))
+            break;
+    }
+    while (p < end && *p < ':' && *p >= 0 && *p != '"')
+        p++;
+    return p;
+}
+
+/* The array that is some input's data. Nothing is checked but its brackets and strings; tensor.c does that. */
+static bool walk_data(struct walk *w, int depth)
+{
+    if (*w->p != '[') {
+        w->code = proto_fail(w->error, PROTO_BAD_TENSOR, "inputs: data must be an array (at byte %zu)", (size_t)(w->p - w->text));
+        return false;
+    }
+    if (w->spans == PROTO_MAX_INPUTS) {
+        w->code = proto_fail(w->error, PROTO_BAD_REQUEST, "there are more than %d inputs with data", PROTO_MAX_INPUTS);
+        return false;
+    }
+    const char *start = w->p;
+    int level = 0;
+    do {
+        char c = *w->p;
+        if (c == '[') {
+            if (depth + ++level > PROTO_MAX_DEPTH)
+                return walk_fail(w, "nested too deep (64 levels at most)");
+            w->p++;
+        } else if (c == ']') {
+            level--;
+            w->p++;
+        } else if (c == '"') {
+            if (!walk_string(w))
+                return false;
+        } else if (c == '{' || c == '}') {
+            w->code = proto_fail(w->error, PROTO_BAD_TENSOR, "inputs: data may not hold objects (at byte %zu)", (size_t)(w->p - w->text));
+            return false;
+        } else {
+            w->p++;
+        }
+        if (level)
+            w->p = walk_skip_numbers(w->p, w->end);
+    } while (level && w->p < w->end);
+    if (level) {
+        w->p = start;
+        return walk_fail(w, "an array doesn't end that begins");
+    }
+    proto_text_append(&w->reduced, w->copied, (size_t)(start - w->copied));
+    w->span[w->spans] = (struct proto_span){.start = start, .length = (size_t)(w->p - start), .at = w->reduced.length};
+    proto_text_format(&w->reduced, "%d", (int)w->spans++);
+    w->copied = w->p;
+    return true;
+}
+
+static bool walk_value(struct walk *w, int depth, enum place place);
+
+static bool walk_members(struct walk *w, int depth, enum place place)
+{
+    w->p = proto_skip_space(w->p + 1, w->end);
+    if (w->p < w->end && *w->p == '}') {
+        w->p++;
+        return true;
+    }
+    for (;;) {
+        if (w->p == w->end || *w->p != '"')
+            return walk_fail(w, "a member's name is missing");
+        const char *name = w->p;
+        if (!walk_string(w))
+            return false;
+        const char *name_end = w->p;
+        w->p = proto_skip_space(w->p, w->end);
+        if (w->p == w->end || *w->p != ':')
+            return walk_fail(w, "':' is missing");
+        w->p = proto_skip_space(w->p + 1, w->end);
+        if (w->span && place == PLACE_INPUT && walk_string_is(name, name_end, "data") && w->p < w->end) {
+            if (!walk_data(w, depth))
+                return false;
+        } else if (!walk_value(w, depth, place == PLACE_ROOT && walk_string_is(name, name_end, "inputs") ? PLACE_INPUTS : PLACE_OTHER)) {
+            return false;
+        }
+        w->p = proto_skip_space(w->p, w->end);
+        if (w->p < w->end && *w->p == '}') {
+            w->p++;
+            return true;
+        }
+        if (w->p == w->end || *w->p != ',')
+            return walk_fail(w, "',' or '}' is missing");
+        w->p = proto_skip_space(w->p + 1, w->end);
+    }
+}
+
+static bool walk_elements(struct walk *w, int depth, enum place place)
+{
+    w->p = proto_skip_space(w->p + 1, w->end);
+    if (w->p < w->end && *w->p == ']') {
+        w->p++;
+        return true;
+    }
+    for (;;) {
+        if (!walk_value(w, depth, place == PLACE_INPUTS ? PLACE_INPUT : PLACE_OTHER))
+            return false;
+        w->p = proto_skip_space(w->p, w->end);
+        if (w->p < w->end && *w->p == ']') {
+            w->p++;
+            return true;
+        }
+        if (w->p == w->end || *w->p != ',')
+            return walk_fail(w, "',' or ']' is missing");
+        w->p = proto_skip_space(w->p + 1, w->end);
+    }
+}
+
+/* `depth` containers are open around the value. An array of inputs or an input that is of another kind has no data. */
+static bool walk_value(struct walk *w, int depth, enum place place)
+{
+    if (w->p == w->end)
+        return walk_fail(w, "the text ends where a value should be");
+    char c = *w->p;
+    if (c == '"')
+        return walk_string(w);
+    if (c == '{' || c == '[') {
+        if (depth == PROTO_MAX_DEPTH)
+            return walk_fail(w, "nested too deep (64 levels at most)");
+        if (c == '{')
+            return walk_members(w, depth + 1, place == PLACE_INPUTS ? PLACE_OTHER : place);
+        return walk_elements(w, depth + 1, place == PLACE_INPUTS ? PLACE_INPUTS : PLACE_OTHER);
+    }
+    const char *start = w->p;
+    while (w->p < w->end && !proto_is_space(*w->p) && !memchr(",:[]{}\"", *w->p, 7))
+        w->p++;
+    return w->p > start || walk_fail(w, "a value is missing");
+}
+
+/* jansson's offset is one of the reduced text. */
+static size_t walk_original_offset(const struct walk *w, size_t at)
+{
+    size_t original = at;
+    for (int32_t i = 0; i < w->spans && w->span[i].at < at; i++)
+        original += w->span[i].length - (i < 10 ? 1 : 2);
+    return original;
+}
+
+static enum proto_code walk_load(struct walk *w, json_t **out)
+{
+    proto_text_append(&w->reduced, w->copied, (size_t)(w->end - w->copied));
+    if (w->reduced.failed)
+        return proto_fail_memory(w->error);
+    if (w->reduced.length > PROTO_MAX_TREE_TEXT)
+        return proto_fail(w->error, PROTO_BAD_REQUEST, "the JSON has %zu bytes besides the inputs' data; at most %u are taken",
+                          w->reduced.length, PROTO_MAX_TREE_TEXT);
+    json_error_t why;
+    *out = json_loadb(w->reduced.data, w->reduced.length, JSON_REJECT_DUPLICATES, &why);
+    if (*out)
+        return PROTO_OK;
+    if (json_error_code(&why) == json_error_out_of_memory)
+        return proto_fail_memory(w->error);
+    struct proto_excerpt excerpt;
+    size_t at = why.position > 0 ? (size_t)why.position : 0;
+    const char *text = json_error_code(&why) == json_error_null_character ? "a string holds \\u0000" : why.text;
+    return proto_fail(w->error, PROTO_BAD_JSON, "not JSON: %s (at byte %zu)", proto_excerpt(&excerpt, text, strlen(text)),
+                      walk_original_offset(w, at));
+}
+
+enum proto_code proto_tree_parse(const char *text, size_t length, struct proto_span *span, int32_t *count, json_t **out,
+                                 struct proto_error *error)
+{
+    struct walk w = {.text = text, .end = text + length, .p = text, .copied = text, .span = span, .error = error};
+    *out = NULL;
+    w.p = proto_skip_space(w.p, w.end);
+    if (w.p == w.end)
+        return proto_fail(error, PROTO_BAD_JSON, "not JSON: the text is empty");
+    enum proto_code code;
+    if (!walk_value(&w, 0, PLACE_ROOT)) {
+        code = w.code;
+    } else {
+        w.p = proto_skip_space(w.p, w.end);
+        if (w.p != w.end)
+            walk_fail(&w, "something follows the value");
+        code = w.p != w.end ? w.code : walk_load(&w, out);
+    }
+    free(w.reduced.data);
+    if (count)
+        *count = w.spans;
+    return code;
+}

@@ -14,7 +14,7 @@
 #define MESSAGE_MAX 2048
 #define VALUE_MAX 512
 
-static size_t room(const struct log_line *line) { return LOG_LINE_MAX - TAIL - line->length; }
+static size_t room(const struct log_line *line) { return line->length < LOG_LINE_MAX - TAIL ? LOG_LINE_MAX - TAIL - line->length : 0; }
 
 /* Ours, short and clean; all or nothing. */
 static bool append(struct log_line *line, const char *text, size_t length)

@@ -104,4 +104,9 @@ enum engine_code device_cuda_create(const struct device_options *options, struct
 /* The forward sequence, the same for every back end: runs all steps of f, which is complete, on the stream. */
 enum kernel_status forward_run(const struct kernel_table *kernels, struct kernel_stream *stream, const struct kernel_forward *f);
 
+/* Lays x, h, y, s_*, routing and work of `f` out in device memory from `base` (256-byte aligned) at the sizes of `limits`, sets
+ * f->dims and lora.max_rank, and returns the bytes that takes. With f NULL only the bytes are computed; a size that no machine
+ * has stands for products that overflow. Without adapter slots the s_* arrays are empty. */
+size_t forward_bind_scratch(const struct kernel_table *kernels, const struct device_limits *limits, void *base, struct kernel_forward *f);
+
 #endif

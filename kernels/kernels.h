@@ -51,6 +51,7 @@ enum kernel_path { KERNEL_DECODE = 0, KERNEL_PREFILL = 1, KERNEL_PATHS = 2 };
 
 #define KERNEL_MAX_EXPERTS 1024
 #define KERNEL_MAX_RANK 512
+#define KERNEL_MAX_WIDTH 65536 /* of hidden and inter */
 #define KERNEL_RANK_PAD 8 /* adapter ranks are padded to a multiple of this, with zeros */
 
 /* Sizes of a layer's experts. The padded ones are chosen by kernel_table.dims_init: rows and columns past the

@@ -16,7 +16,14 @@ WEAK enum engine_code model_load(struct device *device, const struct engine_opti
     return ABSENT;
 }
 WEAK void model_destroy(struct model *model) {}
-WEAK const struct model_layer *model_find_layer(const struct model *model, int64_t layer) { return NULL; }
+WEAK const struct model_layer *model_find_layer(const struct model *model, int64_t layer)
+{
+    for (int32_t i = 0; i < model->layers; i++) {
+        if (model->layer[i].layer == layer)
+            return &model->layer[i];
+    }
+    return NULL;
+}
 WEAK enum engine_code engine_check(const char *path, const struct engine_options *options, FILE *out) { return ENGINE_INTERNAL; }
 WEAK enum engine_code registry_create(const struct registry_options *options, struct registry **out, struct engine_error *error)
 {

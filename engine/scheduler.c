@@ -232,6 +232,8 @@ static void finish_oldest(struct scheduler *s)
     s->flying--;
     if (code == ENGINE_DEVICE_FAILED)
         fail_device(s, error.message);
+    if (atomic_load(&s->failed))
+        code = ENGINE_DEVICE_FAILED; /* nothing that a lost device says about the batches behind it is to be believed */
     finish_batch(s, batch, code);
 }
 

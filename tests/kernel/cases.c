@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Checks of kernel tables against the reference and against themselves.
+ */
+#include "cases.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+/* Random and nasty shapes. Small ones, since the reference is slow; sizes cross the tiles of every implementation. */
+static const struct problem_options cases[] = {
+    {.experts = 1, .hidden = 8, .inter = 8, .rows = 1, .k = 1},
+    {.experts = 4, .hidden = 24, .inter = 100, .rows = 1, .k = 4, .bias = true, .activation = KERNEL_ACT_GPT_OSS},
+    {.experts = 8, .hidden = 64, .inter = 96, .rows = 7, .k = 2, .adapters = 3, .rank = 16},
+    {.experts = 8,
+     .hidden = 100,
+     .inter = 24,
+     .rows = 33,
+     .k = 3,
+     .adapters = 2,
+     .subset = true,
+     .skipped = 4,
+     .mixed_dtypes = true,
+     .misaligned = true},
+    {.experts = 5,
+     .hidden = 33,
+     .inter = 17,
+     .rows = 19,
+     .k = 0,
+     .adapters = 4,
+     .subset = true,
+     .share_a = true,
+     .skipped = 7,
+     .bias = true,
+     .activation = KERNEL_ACT_GELU,
+     .mixed_dtypes = true,
+     .misaligned = true,
+     .filler = true},
+    {.experts = 16,
+     .hidden = 128,
+     .inter = 64,
+     .rows = 70,
+     .k = 4,
+     .spread = SPREAD_ONE,
+     .adapters = 5,
+     .activation = KERNEL_ACT_GELU_TANH},
+    {.experts = 16, .hidden = 64, .inter = 40, .rows = 50, .k = 2, .spread = SPREAD_ENDS, .adapters = 2, .subset = true, .rank = 3},
+    {.experts = 6,
+     .hidden = 72,
+     .inter = 56,
+     .rows = 40,
+     .k = 6,
+     .spread = SPREAD_REPEATED,
+     .adapters = 3,
+     .share_a = true,
+     .bias = true,
+     .weight_on_input = true},
+    {.experts = 3, .hidden = 48, .inter = 8, .rows = 12, .k = 2, .weight_on_input = true, .skipped = 2, .mixed_dtypes = true},
+    {.experts = 64, .hidden = 160, .inter = 32, .rows = 9, .k = 8, .adapters = 8, .rank = 16},
+    {.experts = 2, .hidden = 320, .inter = 288, .rows = 64, .k = 1, .spread = SPREAD_ONE, .bias = true, .activation = KERNEL_ACT_GPT_OSS},
+    {.experts = 7, .hidden = 40, .inter = 72, .rows = 11, .k = 1, .skipped = 1}, /* no slot is valid */
+};
+
+#define CASES (sizeof cases / sizeof cases[0])
+
+static const enum kernel_path paths[] = {KERNEL_DECODE, KERNEL_PREFILL};
+
+static struct problem *make_case(size_t i, enum dtype op)
+{
+    struct problem_options o = cases[i];
+    o.op = op;
+    o.seed = (uint32_t)i + 1;
+    return problem_create(&o);
+}
+
+static struct body_target reference(void) { return (struct body_target){kernels_ref(), NULL, &body_host_memory}; }
+
+/* One step of the operand type at `v`. */
+static float ulp(enum dtype op, float v) { return fmaxf(fabsf(v), 0x1p-14f) * (op == DTYPE_BF16 ? 0x1p-7f : 0x1p-10f); }
+
+/* Values that were rounded to `op` from sums which differ in order only: seldom and never by more than a step. */
+static void check_close(const char *what, enum dtype op, const float *got, const float *want, size_t n)
+{
+    double error = 0, norm = 0;
+    float scale = 0;
+    for (size_t i = 0; i < n; i++)
+        if (isfinite(want[i]))
+            scale = fmaxf(scale, fabsf(want[i]));
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(want[i])) {
+            if (isfinite(got[i]))
+                fail_msg("%s: element %zu is %g, reference %g", what, i, got[i], want[i]);
+            continue;
+        }
+        float diff = fabsf(got[i] - want[i]);
+        if (!(diff <= 1.01f * ulp(op, want[i]) + 1e-5f * scale))
+            fail_msg("%s: element %zu is %.9g, reference %.9g", what, i, got[i], want[i]);
+        error += (double)diff * diff;
+        norm += (double)want[i] * want[i];
+    }
+    /* With few elements one step of one of them is over the limit already. */
+    if (n >= 256 && error > 1e-6 * norm)
+        fail_msg("%s: relative error %.3g", what, sqrt(error / norm));
+}
+
+static void check_routing(struct body *got, struct body *want)
+{
+    struct body_routing g, w;
+    body_routing_get(got, &g);
+    body_routing_get(want, &w);
+    assert_int_equal(g.valid, w.valid);
+    assert_int_equal(g.segments, w.segments);
+    int32_t top = 0;
+    while (g.expert_offset[top] < w.valid || w.expert_offset[top] < w.valid)
+        top++;
+    assert_memory_equal(g.expert_offset, w.expert_offset, (size_t)(top + 1) * 4);
+    assert_memory_equal(g.order, w.order, (size_t)w.valid * 4);
+    assert_memory_equal(g.begin, w.begin, ((size_t)w.segments + 1) * 4);
+    assert_memory_equal(g.expert, w.expert, (size_t)w.segments * 4);
+    assert_memory_equal(g.adapter, w.adapter, (size_t)w.segments * 4);
+    body_routing_finish(&g);
+    body_routing_finish(&w);
+}
+
+/* Only ranks of adapted positions are written; the reference's poison shows which. */
+static void check_shrink(const char *what, struct body *got, struct body *want, enum dtype op, enum body_array array)
+{
+    int32_t rows, width;
+    float *g = body_get(got, array, &rows, &width), *w = body_get(want, array, &rows, &width);
+    for (int32_t i = 0; i < rows; i++) {
+        int32_t n = 0;
+        while (n < width && !isnan(w[(size_t)i * (size_t)width + (size_t)n]))
+            n++;
+        check_close(what, op, g + (size_t)i * (size_t)width, w + (size_t)i * (size_t)width, (size_t)n);
+    }
+    body_put(got, array, w, rows, width);
+    free(g);
+    free(w);
+}
+
+static void check_array(const char *what, struct body *got, struct body *want, enum dtype op, enum body_array array)
+{
+    int32_t rows, width;
+    float *g = body_get(got, array, &rows, &width), *w = body_get(want, array, &rows, &width);
+    check_close(what, op, g, w, (size_t)rows * (size_t)width);
+    body_put(got, array, w, rows, width);
+    free(g);
+    free(w);
+}
+
+/* Row `t` of both outputs, as floats: at most a step of its type apart, or `limit` in relative norm. */
+static void check_row(const char *what, const struct problem *p, int32_t t, const char *got, const char *want, double limit)
+{
+    const struct kernel_row *row = &p->row[t];
+    double error = 0, norm = 0;
+    for (int32_t i = 0; i < p->o.hidden && row->out != UINT64_MAX; i++) {
+        size_t at = row->out + (size_t)i * dtype_size((enum dtype)row->dtype);
+        float g = dtype_load_f32(got + at, (enum dtype)row->dtype), w = dtype_load_f32(want + at, (enum dtype)row->dtype);
+        if (!isfinite(w)) {
+            if (isfinite(g))
+                fail_msg("%s: row %d element %d is %g, reference %g", what, t, i, g, w);
+            continue;
+        }
+        if (!isfinite(g))
+            fail_msg("%s: row %d element %d is %g, reference %g", what, t, i, g, w);
+        error += ((double)g - w) * ((double)g - w);
+        norm += (double)w * w;
+    }
+    if (error > limit * limit * norm)
+        fail_msg("%s: row %d differs by %.3g", what, t, sqrt(error / norm));
+}
+
+/* Bytes that belong to no row stay as they were. */
+static void check_untouched(const struct problem *p, const char *out)
+{
+    char *mine = problem_alloc(p->io_bytes);
+    for (int32_t t = 0; t < p->o.rows; t++)
+        if (p->row[t].out != UINT64_MAX)
+            memset(mine + p->row[t].out, 1, (size_t)p->o.hidden * dtype_size((enum dtype)p->row[t].dtype));
+    for (size_t i = 0; i < p->io_bytes; i++)
+        if (!mine[i] && (unsigned char)out[i] != 0xff)
+            fail_msg("output byte %zu lies outside all rows and was written", i);
+    free(mine);
+}
+
+static void check_steps(const struct body_target *target, const struct problem *p, enum kernel_path path)
+{
+    struct body_target ref = reference();
+    struct body *got = body_create(target, p), *want = body_create(&ref, p);
+    body_set_batch(got, p, path, true);
+    body_set_batch(want, p, path, true);
+    for (enum body_step s = BODY_ENTER; s < BODY_STEPS; s++) {
+        const char *name = body_step_name[s];
+        bool shrink = s == BODY_SHRINK_GATE_UP || s == BODY_SHRINK_DOWN;
+        if (shrink && !p->o.adapters)
+            continue;
+        body_step(want, s);
+        body_step(got, s);
+        /* The arrays' lengths come from the routing, so x waits for it. */
+        if (s == BODY_ROUTE) {
+            check_routing(got, want);
+            check_array("enter", got, want, p->o.op, BODY_X);
+        } else if (s == BODY_SHRINK_GATE_UP) {
+            check_shrink(name, got, want, p->o.op, BODY_S_GATE);
+            check_shrink(name, got, want, p->o.op, BODY_S_UP);
+        } else if (s == BODY_SHRINK_DOWN) {
+            check_shrink(name, got, want, p->o.op, BODY_S_DOWN);
+        } else if (s == BODY_GATE_UP || s == BODY_DOWN) {
+            check_array(name, got, want, p->o.op, s == BODY_GATE_UP ? BODY_H : BODY_Y);
+        }
+    }
+    char *g = body_output(got), *w = body_output(want);
+    for (int32_t t = 0; t < p->o.rows; t++)
+        check_row("combine", p, t, g, w, 2e-3);
+    check_untouched(p, g);
+    free(g);
+    free(w);
+    body_destroy(got);
+    body_destroy(want);
+}
+
+void cases_check_steps(const struct body_target *target)
+{
+    for (size_t i = 0; i < 2 * CASES; i++) {
+        struct problem *p = make_case(i / 2, i % 2 ? DTYPE_FP16 : DTYPE_BF16);
+        for (size_t j = 0; j < 2; j++) {
+            print_message("    case %zu %s %s\n", i / 2, dtype_name(p->o.op), j ? "prefill" : "decode");
+            check_steps(target, p, paths[j]);
+        }
+        problem_destroy(p);
+    }
+}
+
+static char *run(struct body *b, const struct problem *p, enum kernel_path path, bool adapters)
+{
+    body_set_batch(b, p, path, adapters);
+    body_run(b);
+    return body_output(b);
+}
+
+/* The intermediate roundings make single elements differ; a row of few elements can't average that. */
+static double row_limit(const struct problem *p) { return p->o.hidden < 64 || p->o.op == DTYPE_BF16 ? 4e-3 : 1e-3; }
+
+/* All rows together must stay below the promised 1e-3, unless there are too few elements to say. */
+static void check_whole(const char *what, const struct problem *p, const char *got, const char *want)
+{
+    double error = 0, norm = 0;
+    for (int32_t t = 0; t < p->o.rows; t++) {
+        const struct kernel_row *row = &p->row[t];
+        for (int32_t i = 0; i < p->o.hidden && row->out != UINT64_MAX; i++) {
+            size_t at = row->out + (size_t)i * dtype_size((enum dtype)row->dtype);
+            double g = dtype_load_f32(got + at, (enum dtype)row->dtype), w = dtype_load_f32(want + at, (enum dtype)row->dtype);
+            error += (g - w) * (g - w);
+            norm += w * w;
+        }
+        check_row(what, p, t, got, want, row_limit(p));
+    }
+    if (p->o.rows * p->o.hidden >= 1000 && error > 1e-6 * norm)
+        fail_msg("%s: relative error %.3g", what, sqrt(error / norm));
+}
+
+void cases_check_forward(const struct body_target *target)
+{
+    struct body_target ref = reference();
+    for (size_t i = 0; i < 2 * CASES; i++) {
+        struct problem *p = make_case(i / 2, i % 2 ? DTYPE_FP16 : DTYPE_BF16);
+        struct body *got = body_create(target, p), *want = body_create(&ref, p);
+        char *w = run(want, p, KERNEL_DECODE, true), *d = run(got, p, KERNEL_DECODE, true), *f = run(got, p, KERNEL_PREFILL, true);
+        check_whole("decode against the reference", p, d, w);
+        check_whole("prefill against the reference", p, f, w);
+        check_whole("prefill against decode", p, f, d);
+        check_untouched(p, d);
+        char *again = run(got, p, KERNEL_PREFILL, true);
+        assert_memory_equal(again, f, p->io_bytes);
+        free(again);
+        free(w);
+        free(d);
+        free(f);
+        body_destroy(got);
+        body_destroy(want);
+        problem_destroy(p);
+    }
+}
+
+static void check_same_row(const char *what, const struct problem *p, int32_t t, const char *got, const char *want)
+{
+    const struct kernel_row *row = &p->row[t];
+    if (row->out != UINT64_MAX && memcmp(got + row->out, want + row->out, (size_t)p->o.hidden * dtype_size((enum dtype)row->dtype)))
+        fail_msg("%s: the bits of row %d differ", what, t);
+}
+
+/* Runs the listed rows by themselves and compares each with its bits in `whole`. */
+static void check_part(const char *what, struct body *b, const struct problem *p, const int32_t *rows, int32_t count, enum kernel_path path,
+                       const char *whole)
+{
+    struct problem *part = problem_select(p, rows, count);
+    char *out = run(b, part, path, true);
+    for (int32_t i = 0; i < count; i++)
+        check_same_row(what, p, rows[i], out, whole);
+    free(out);
+    problem_select_destroy(part);
+}
+
+void cases_check_company(const struct body_target *target)
+{
+    for (size_t i = 0; i < 4 * CASES; i++) {
+        struct problem *p = make_case(i / 4, i / 2 % 2 ? DTYPE_FP16 : DTYPE_BF16);
+        enum kernel_path path = paths[i % 2];
+        struct body *b = body_create(target, p);
+        char *whole = run(b, p, path, true);
+        int32_t *row = problem_alloc((size_t)p->o.rows * sizeof *row);
+        for (int32_t t = 0; t < p->o.rows; t++)
+            check_part("alone", b, p, &t, 1, path, whole);
+        for (int32_t t = 0; t < p->o.rows; t++)
+            row[t] = p->o.rows - 1 - t;
+        check_part("reversed", b, p, row, p->o.rows, path, whole);
+        for (int32_t window = 3; window < 40; window += 17)
+            for (int32_t t = 0; t < p->o.rows; t += window) {
+                int32_t n = 0;
+                for (; n < window && t + n < p->o.rows; n++)
+                    row[n] = t + n;
+                check_part("in windows", b, p, row, n, path, whole);
+            }
+        free(row);
+        free(whole);
+        body_destroy(b);
+        problem_destroy(p);
+    }
+}
+
+void cases_check_base(const struct body_target *target)
+{
+    for (size_t i = 0; i < 2 * CASES; i++) {
+        struct problem *p = make_case(i / 2, DTYPE_BF16);
+        struct body *b = body_create(target, p);
+        char *with = run(b, p, paths[i % 2], true), *without = run(b, p, paths[i % 2], false);
+        for (int32_t t = 0; t < p->o.rows; t++)
+            if (p->row[t].adapter < 0)
+                check_same_row("without adapters", p, t, without, with);
+        free(with);
+        free(without);
+        body_destroy(b);
+        problem_destroy(p);
+    }
+}
+
+void cases_check_nan(const struct body_target *target)
+{
+    static const float bad[] = {NAN, INFINITY, -INFINITY, 3e38f};
+    struct body_target ref = reference();
+    for (size_t i = 0; i < 2 * CASES; i++) {
+        struct problem *p = make_case(i / 2, DTYPE_BF16);
+        enum kernel_path path = paths[i % 2];
+        struct body *b = body_create(target, p), *r = body_create(&ref, p);
+        char *clean = run(b, p, path, true);
+        for (int32_t t = 0; t < p->o.rows; t += 3)
+            for (int32_t j = 0; j <= t % 2 && p->row[t].in != UINT64_MAX; j++)
+                problem_poke(p, t, (t * 7 + j * 5) % p->o.hidden, bad[t / 3 % 4]);
+        char *dirty = run(b, p, path, true), *want = run(r, p, path, true);
+        for (int32_t t = 0; t < p->o.rows; t++) {
+            bool some = false; /* a slot that counts */
+            for (int32_t s = p->row[t].first_slot; s < p->row[t].first_slot + p->row[t].slots; s++)
+                some = some || p->slot_expert[s] >= 0;
+            if (t % 3 || !some) {
+                check_same_row("beside NaN", p, t, dirty, clean);
+                continue;
+            }
+            for (int32_t k = 0; k < p->o.hidden && t / 3 % 4 < 3; k++) {
+                enum dtype d = (enum dtype)p->row[t].dtype;
+                size_t at = p->row[t].out + (size_t)k * dtype_size(d);
+                float got = dtype_load_f32(dirty + at, d), exact = dtype_load_f32(want + at, d);
+                if (isfinite(got) != isfinite(exact) || (t / 3 % 4 == 0 && !isnan(got)))
+                    fail_msg("row %d element %d became %g, reference %g", t, k, got, exact);
+            }
+        }
+        free(clean);
+        free(dirty);
+        free(want);
+        body_destroy(b);
+        body_destroy(r);
+        problem_destroy(p);
+    }
+}
+
+void cases_check_same(const struct body_target *target, const struct body_target *other)
+{
+    for (size_t i = 0; i < 4 * CASES; i++) {
+        struct problem *p = make_case(i / 4, i / 2 % 2 ? DTYPE_FP16 : DTYPE_BF16);
+        struct body *a = body_create(target, p), *b = body_create(other, p);
+        char *one = run(a, p, paths[i % 2], true), *two = run(b, p, paths[i % 2], true);
+        assert_memory_equal(one, two, p->io_bytes);
+        free(one);
+        free(two);
+        body_destroy(a);
+        body_destroy(b);
+        problem_destroy(p);
+    }
+}
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+void cases_bench(const struct body_target *target)
+{
+    static const struct problem_options shapes[] = {
+        {.experts = 16, .hidden = 1024, .inter = 512, .rows = 1, .k = 8, .adapters = 2, .rank = 16, .seed = 1},
+        {.experts = 16, .hidden = 1024, .inter = 512, .rows = 64, .k = 4, .adapters = 2, .rank = 16, .seed = 1},
+    };
+    enum { REPEATS = 9 };
+    for (size_t i = 0; i < 2 * (sizeof shapes / sizeof shapes[0]); i++) {
+        struct problem_options o = shapes[i / 2];
+        o.op = i % 2 ? DTYPE_FP16 : DTYPE_BF16;
+        struct problem *p = problem_create(&o);
+        struct body *b = body_create(target, p);
+        double us[BODY_STEPS];
+        for (int n = 0; n < REPEATS; n++) {
+            body_set_batch(b, p, o.rows > 1 ? KERNEL_PREFILL : KERNEL_DECODE, true);
+            for (enum body_step s = BODY_ENTER; s < BODY_STEPS; s++) {
+                double start = now_us();
+                body_step(b, s);
+                double took = now_us() - start;
+                us[s] = n && us[s] < took ? us[s] : took;
+            }
+        }
+        printf("%-16s %s T=%-3d", target->table->name, dtype_name(o.op), o.rows);
+        for (enum body_step s = BODY_ENTER; s < BODY_STEPS; s++)
+            printf("  %s %.1f", body_step_name[s], us[s]);
+        printf(" us\n");
+        body_destroy(b);
+        problem_destroy(p);
+    }
+}

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+#
+# What quickstart and test share: installing what is missing, and building. Sourced, with `set -euo pipefail` in force.
+
+say() { printf '%s\n' "== $*" >&2; }
+die() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 1
+}
+
+# missing_packages serve|tests: prints the Debian packages for what this machine lacks to build and serve, or to test as well.
+missing_packages() {
+    command -v cc >/dev/null || echo build-essential
+    command -v meson >/dev/null || echo meson
+    command -v ninja >/dev/null || echo ninja-build
+    command -v curl >/dev/null || echo curl
+    command -v python3 >/dev/null || echo python3
+    python3 -c 'import numpy' 2>/dev/null || echo python3-numpy
+    if ! command -v pkg-config >/dev/null; then
+        echo pkg-config libmicrohttpd-dev libjansson-dev libpcre2-dev
+        [ "$1" != tests ] || echo libcmocka-dev
+        return 0
+    fi
+    pkg-config --exists libmicrohttpd || echo libmicrohttpd-dev
+    pkg-config --exists jansson || echo libjansson-dev
+    pkg-config --exists libpcre2-8 || echo libpcre2-dev
+    [ "$1" != tests ] || pkg-config --exists cmocka || echo libcmocka-dev
+}
+
+# install_missing serve|tests
+install_missing() {
+    local packages
+    mapfile -t packages < <(missing_packages "$@" | tr ' ' '\n')
+    [ "${#packages[@]}" -gt 0 ] || return 0
+    command -v apt-get >/dev/null || die "missing ${packages[*]} (names of Debian packages), and there is no apt-get to install them"
+    local as_root=()
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || die "run as root, or install: ${packages[*]}"
+        as_root=(sudo -n)
+        if ! sudo -n true 2>/dev/null; then
+            [ -t 0 ] || die "sudo asks for a password; run as root, or install: ${packages[*]}"
+            as_root=(sudo)
+        fi
+    fi
+    say "installing ${packages[*]}"
+    "${as_root[@]}" apt-get update -qq </dev/null >&2
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" </dev/null >&2
+}
+
+# configure DIR OPTION...: a build folder that works, whatever was there before.
+configure() {
+    local dir=$1
+    shift
+    if [ -f "$dir/build.ninja" ] && grep -qF "\"source\": \"$top\"" "$dir/meson-info/meson-info.json" 2>/dev/null; then
+        [ $# = 0 ] || meson configure "$dir" "$@" >&2
+        return
+    fi
+    [ ! -e "$dir/meson-private" ] || rm -rf "$dir" # left by another clone or a failed attempt
+    meson setup "$dir" "$top" "$@" >&2
+}

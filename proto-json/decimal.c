@@ -21,11 +21,15 @@ struct decimal {
 
 static inline bool is_digit(char c) { return (unsigned char)(c - '0') < 10; }
 
-static inline bool all_digits(uint64_t x)
+/* How many of the eight bytes, in memory order, are digits before the first that is none. */
+static inline unsigned leading_digits(uint64_t x)
 {
-    /* High nibbles are 3, and still 3 after adding 6 to each byte: 0x30..0x39. */
-    return ((x & 0xf0f0f0f0f0f0f0f0u) | (((x + 0x0606060606060606u) & 0xf0f0f0f0f0f0f0f0u) >> 4)) == 0x3333333333333333u;
+    /* A digit's high nibble is 3, and still 3 after adding 6. The sum may carry out of bytes above 0xf9 only, into later ones. */
+    uint64_t other = ((x & 0xf0f0f0f0f0f0f0f0u) | (((x + 0x0606060606060606u) & 0xf0f0f0f0f0f0f0f0u) >> 4)) ^ 0x3333333333333333u;
+    return other ? (unsigned)__builtin_ctzll(other) / 8 : 8;
 }
+
+static const uint32_t small_powers[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000};
 
 /* Eight digits in memory order: neighbours are joined to pairs, pairs to fours, fours to the whole. */
 static inline uint64_t eight_digits(uint64_t x)
@@ -40,19 +44,22 @@ static inline uint64_t eight_digits(uint64_t x)
 static void decimal_trim(struct decimal *d)
 {
     const char *p = d->first;
-    int64_t left = 0; /* digits from the first significant one on */
     while (p < d->last && (*p == '0' || *p == '.'))
         p++;
+    /* Nothing was lost when zeros in front made up the number. */
+    if (d->last - p <= 19)
+        return;
+    int64_t left = 0; /* digits from the first significant one on */
     uint64_t w = 0;
     int taken = 0;
-    for (const char *q = p; q < d->last; q++) {
-        if (*q == '.')
+    for (; p < d->last; p++) {
+        if (*p == '.')
             continue;
         left++;
         if (taken < 19) {
-            w = w * 10 + (uint64_t)(*q - '0');
+            w = w * 10 + (uint64_t)(*p - '0');
             taken++;
-        } else if (*q != '0') {
+        } else if (*p != '0') {
             d->truncated = true;
         }
     }
@@ -80,10 +87,16 @@ static inline size_t decimal_scan(const char *p, const char *end, struct decimal
         while (end - p >= 8) {
             uint64_t x;
             memcpy(&x, p, 8);
-            if (!all_digits(x))
-                break;
-            w = w * 100000000 + eight_digits(x);
-            p += 8;
+            unsigned n = leading_digits(x);
+            if (n == 8) {
+                w = w * 100000000 + eight_digits(x);
+                p += 8;
+                continue;
+            }
+            /* The last digits go to the end of the word, behind zeros, without a branch on how many they are. */
+            w = w * small_powers[n] + eight_digits(x << 8 << (56 - 8 * n));
+            p += n;
+            break;
         }
         while (p < end && is_digit(*p))
             w = w * 10 + (uint64_t)(*p++ - '0');
@@ -205,60 +218,59 @@ static const struct format formats[] = {
     [DTYPE_FP32] = {24, -126, 0x7f800000u},
 };
 
-/* Bits of the value nearest to product * 2^(exponent - 127). */
-static inline uint32_t round_product(unsigned __int128 product, int exponent, const struct format *f)
+/* Bits of the value nearest to digits * 10^q. The product may be too small, by at most `slack` in its top word. When a middle between
+ * two values lies in that range, `*unsure` is set and the lower of the two is returned. */
+static inline uint32_t round_product(uint64_t digits, int q, uint64_t slack, const struct format *f, bool *unsure)
 {
-    if (!(product >> 127)) {
-        product <<= 1;
-        exponent--;
-    }
+    int zeros = __builtin_clzll(digits);
+    unsigned __int128 product = (unsigned __int128)(digits << zeros) * proto_power_mantissa[q - PROTO_POWER_MIN];
+    unsigned shift = !(product >> 127);
+    product <<= shift;
     uint64_t high = (uint64_t)(product >> 64), low = (uint64_t)product;
-    int keep = f->bits;
+    int exponent = proto_power_exponent(q) + 64 - zeros - (int)shift, keep = f->bits;
     if (exponent < f->min_exponent) {
         keep -= f->min_exponent - exponent;
         exponent = f->min_exponent;
-        if (keep <= 0)
-            return keep == 0 && (high > UINT64_C(1) << 63 || low);
+        if (keep <= 0) {
+            /* The only middle here is that of zero and the smallest value. */
+            *unsure = slack && (keep ? keep == -1 && high > UINT64_MAX - slack : high == UINT64_C(1) << 63);
+            return !*unsure && keep == 0 && (high > UINT64_C(1) << 63 || low);
+        }
     }
-    uint64_t m = high >> (64 - keep), rest = high << keep;
-    if (rest > UINT64_C(1) << 63 || (rest == UINT64_C(1) << 63 && (low || (m & 1))))
-        m++;
+    uint64_t m = high >> (64 - keep), half = UINT64_C(1) << (63 - keep), rest = high & (2 * half - 1);
+    *unsure = slack && rest - (half - slack) <= slack;
+    m += (uint64_t)(!*unsure) & ((rest > half) | ((rest == half) & ((low != 0) | (m & 1))));
     /* A significand that was rounded up to the next power of two carries into the exponent. */
     return ((uint32_t)(exponent - f->min_exponent) << (f->bits - 1)) + (uint32_t)m;
 }
 
-static uint32_t round_bound(uint64_t digits, uint64_t mantissa_plus, int q, const struct format *f)
+/* The number lies next to the middle of the value with bits `b` and its upper neighbour. */
+static __attribute__((noinline)) uint32_t decimal_round_exactly(const struct decimal *d, uint32_t b, const struct format *f)
 {
-    int zeros = __builtin_clzll(digits);
-    unsigned __int128 product = (unsigned __int128)(digits << zeros) * proto_power_mantissa[q - PROTO_POWER_MIN];
-    if (mantissa_plus)
-        product += digits << zeros;
-    return round_product(product, proto_power_exponent(q) + 64 - zeros, f);
-}
-
-static uint32_t decimal_round(const struct decimal *d, const struct format *f)
-{
-    if (!d->digits || d->exponent < PROTO_POWER_MIN)
-        return 0;
-    if (d->exponent > 38)
-        return f->infinity;
-    int q = (int)d->exponent;
-    uint32_t low = round_bound(d->digits, 0, q, f);
-    if (proto_power_exact(q) && !d->truncated)
-        return low < f->infinity ? low : f->infinity;
-    uint32_t high = round_bound(d->digits + d->truncated, !proto_power_exact(q), q, f);
-    if (low >= f->infinity)
-        return f->infinity;
-    if (low == high)
-        return low;
-    /* The middle of `low` and its upper neighbour decides. */
-    uint32_t exponent = low >> (f->bits - 1), m = low & ((1u << (f->bits - 1)) - 1);
+    uint32_t exponent = b >> (f->bits - 1), m = b & ((1u << (f->bits - 1)) - 1);
     if (exponent)
         m |= 1u << (f->bits - 1);
     else
         exponent = 1;
     int order = decimal_compare(d, 2 * m + 1, (int)exponent - 1 + f->min_exponent - f->bits);
-    return order < 0 || (order == 0 && !(low & 1)) ? low : low + 1;
+    return b + (order > 0 || (order == 0 && (b & 1)));
+}
+
+static inline uint32_t decimal_round(const struct decimal *d, const struct format *f)
+{
+    if (!d->digits || d->exponent < PROTO_POWER_MIN)
+        return 0;
+    if (d->exponent > 38)
+        return f->infinity;
+    /* Both factors have 64 bits. One more in the power is up to 2 in the top word, once that has its highest bit set; one more in
+     * 19 digits (at least 2^59) is up to 32, and 2 for the power. */
+    int q = (int)d->exponent;
+    uint64_t slack = d->truncated ? 40 : proto_power_exact(q) ? 0 : 2;
+    bool unsure;
+    uint32_t b = round_product(d->digits, q, slack, f, &unsure);
+    if (b < f->infinity && unsure)
+        b = decimal_round_exactly(d, b, f);
+    return b < f->infinity ? b : f->infinity;
 }
 
 size_t proto_decimal_read(const char *p, const char *end, enum dtype type, uint32_t *bits, bool *overflow)

@@ -66,6 +66,13 @@ enum proto_integer { PROTO_INTEGER_OK, PROTO_INTEGER_REAL, PROTO_INTEGER_RANGE }
 /* Reads a JSON number that must be an integer. Returns bytes used, 0: not a JSON number. */
 size_t proto_integer_read(const char *p, const char *end, int64_t *value, enum proto_integer *status);
 
+/* ---- shortest.c ---------------------------------------------------------------------------------------------- */
+
+/* proto_write_float for a value's own bits. The text has PROTO_NUMBER_LONGEST bytes at most, but more may be written behind it. */
+#define PROTO_NUMBER_LONGEST 15
+#define PROTO_NUMBER_SPACE 32
+size_t proto_bits_write(char *dst, uint32_t bits, enum dtype type);
+
 /* ---- structure.c -------------------------------------------------------------------------------------------- */
 
 struct proto_span {

@@ -31,107 +31,115 @@ static int shortest_decimal(uint32_t significand, int exponent, bool narrow, uin
     /* The middles themselves are rounded to even. */
     low += significand & 1;
     high -= significand & 1;
-    uint32_t unit = value / 4, ten = unit / 10 * 10;
-    if (ten) {
-        bool down = low <= 4 * ten, up = 4 * (ten + 10) <= high;
-        if (down != up) {
-            *digits = ten / 10 + up;
-            return k + 1;
-        }
-    }
-    bool down = low <= 4 * unit, up = 4 * (unit + 1) <= high;
-    if (down == up)
-        up = value > 4 * unit + 2 || (value == 4 * unit + 2 && (unit & 1));
-    *digits = unit + up;
-    return k;
+    /* No branches from here: which of the two lengths fits is a coin toss. */
+    uint32_t unit = value / 4, tens = unit / 10;
+    bool down = low <= 40 * tens, up = 40 * tens + 40 <= high, shorter = down ^ up;
+    uint32_t short_digits = tens + up;
+    down = low <= 4 * unit;
+    up = 4 * unit + 4 <= high;
+    bool nearer = (value > 4 * unit + 2) | ((value == 4 * unit + 2) & (unit & 1));
+    uint32_t long_digits = unit + ((up & !down) | ((up == down) & nearer));
+    *digits = long_digits ^ ((long_digits ^ short_digits) & -(uint32_t)shorter);
+    return k + shorter;
 }
 
-static inline int write_digits(char *dst, uint32_t v)
+/* Eight digits in memory order, each as a number. Halves, quarters and digits are split side by side in one word. */
+static inline uint64_t split_digits(uint32_t v)
 {
-    char reversed[10];
-    int n = 0;
-    do {
-        reversed[n++] = (char)('0' + v % 10);
-        v /= 10;
-    } while (v);
-    for (int i = 0; i < n; i++)
-        dst[i] = reversed[n - 1 - i];
-    return n;
+    uint64_t x = v / 10000 + ((uint64_t)(v % 10000) << 32);
+    uint64_t hundreds = (x * 10486 >> 20) & 0x0000007f0000007fu;
+    x = hundreds + ((x - hundreds * 100) << 16);
+    uint64_t tens = (x * 103 >> 10) & 0x000f000f000f000fu;
+    return tens + ((x - tens * 10) << 8);
 }
 
-/* 0.d * 10^point, always as a JSON real: with a point or an exponent. */
-static size_t write_decimal(char *dst, uint32_t v, int exponent)
+/* v * 10^exponent, always as a JSON real: with a point or an exponent. v < 10^9. May write rubbish behind the text, up to
+ * 28 bytes in all. */
+static inline size_t write_decimal(char *dst, uint32_t v, int exponent)
 {
-    char digits[10];
-    char *p = dst;
-    while (v % 10 == 0) {
-        v /= 10;
-        exponent++;
-    }
-    int n = write_digits(digits, v), point = n + exponent;
-    if (point > 0 && point <= 10) {
-        int whole = n < point ? n : point;
-        memcpy(p, digits, (size_t)whole);
-        memset(p + whole, '0', (size_t)(point - whole));
-        p += point;
-        *p++ = '.';
-        if (n <= point)
-            *p++ = '0';
-        else
-            memcpy(p, digits + point, (size_t)(n - point));
-        return (size_t)(p - dst) + (n > point ? (size_t)(n - point) : 0);
-    }
+    static const uint32_t powers[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000};
+    /* log10 from log2: 1233 / 4096. */
+    unsigned log = (32 - (unsigned)__builtin_clz(v)) * 1233 >> 12, count = log + (v >= powers[log]);
+    int point = (int)count + exponent; /* where it stands among the digits */
+    v *= powers[9 - count];
+    uint64_t tail = split_digits(v % 100000000);
+    int n = tail ? 9 - __builtin_clzll(tail) / 8 : 1; /* digits without zeros at the end */
+    tail |= 0x3030303030303030u;
+    char first = (char)('0' + v / 100000000);
     if (point <= 0 && point > -4) {
-        memcpy(p, "0.000", 5);
-        p += 2 - point;
-        memcpy(p, digits, (size_t)n);
-        return (size_t)(p - dst) + (size_t)n;
+        memcpy(dst, "0.000", 5);
+        dst[2 - point] = first;
+        memcpy(dst + 3 - point, &tail, 8);
+        return (size_t)(2 - point + n);
     }
-    *p++ = digits[0];
+    if (point > 0 && point < n) {
+        dst[0] = first;
+        memcpy(dst + 1, &tail, 8);
+        dst[point] = '.';
+        /* From the register: reading back what was just stored would wait for it. */
+        tail >>= 8 * (point - 1);
+        memcpy(dst + point + 1, &tail, 8);
+        return (size_t)n + 1;
+    }
+    dst[0] = first;
+    if (point > 0 && point <= 10) { /* an integer */
+        memcpy(dst + 1, &tail, 8);
+        memcpy(dst + 9, "0", 1);
+        memcpy(dst + point, ".0", 2);
+        return (size_t)point + 2;
+    }
+    char *p = dst + 1;
     if (n > 1) {
         *p++ = '.';
-        memcpy(p, digits + 1, (size_t)n - 1);
+        memcpy(p, &tail, 8);
         p += n - 1;
     }
     *p++ = 'e';
-    if (point < 1)
+    if (--point < 0) {
         *p++ = '-';
-    p += write_digits(p, (uint32_t)(point < 1 ? 1 - point : point - 1));
+        point = -point;
+    }
+    if (point >= 10)
+        *p++ = (char)('0' + point / 10);
+    *p++ = (char)('0' + point % 10);
     return (size_t)(p - dst);
 }
 
-size_t proto_write_float(char *dst, float v, enum dtype dtype)
+static const struct layout {
+    unsigned fraction_bits;
+    int bias;
+} layouts[] = {[DTYPE_BF16] = {7, 127}, [DTYPE_FP16] = {10, 15}, [DTYPE_FP32] = {23, 127}};
+
+size_t proto_bits_write(char *dst, uint32_t bits, enum dtype type)
 {
-    uint32_t bits, fraction_bits, bias;
-    size_t used = 0;
-    if (dtype == DTYPE_FP32) {
-        bits = dtype_bits_from_f32(v);
-        fraction_bits = 23;
-        bias = 127;
-    } else if (dtype == DTYPE_BF16) {
-        bits = (uint32_t)dtype_f32_to_bf16(v) << 16;
-        bits = (bits & 0x80000000u) | (bits & 0x7fffffffu) >> 16;
-        fraction_bits = 7;
-        bias = 127;
-    } else {
-        uint32_t half = dtype_f32_to_fp16(v);
-        bits = (half & 0x8000u) << 16 | (half & 0x7fffu);
-        fraction_bits = 10;
-        bias = 15;
-    }
-    if (bits & 0x80000000u)
-        dst[used++] = '-';
-    bits &= 0x7fffffffu;
+    const struct layout *layout = &layouts[type];
+    unsigned sign = type == DTYPE_FP32 ? bits >> 31 : bits >> 15;
+    bits &= type == DTYPE_FP32 ? 0x7fffffffu : 0x7fffu;
+    *dst = '-';
+    dst += sign;
     if (!bits) {
-        memcpy(dst + used, "0.0", 3);
-        return used + 3;
+        memcpy(dst, "0.0", 3);
+        return sign + 3;
     }
-    uint32_t exponent = bits >> fraction_bits, fraction = bits & ((1u << fraction_bits) - 1), digits;
+    uint32_t exponent = bits >> layout->fraction_bits, fraction = bits & ((1u << layout->fraction_bits) - 1), digits;
     bool narrow = !fraction && exponent > 1;
     if (exponent)
-        fraction |= 1u << fraction_bits;
+        fraction |= 1u << layout->fraction_bits;
     else
         exponent = 1;
-    int k = shortest_decimal(fraction, (int)exponent - (int)bias - (int)fraction_bits, narrow, &digits);
-    return used + write_decimal(dst + used, digits, k);
+    int k = shortest_decimal(fraction, (int)exponent - layout->bias - (int)layout->fraction_bits, narrow, &digits);
+    return sign + write_decimal(dst, digits, k);
+}
+
+size_t proto_write_float(char *dst, float v, enum dtype type)
+{
+    uint32_t bits;
+    char text[PROTO_NUMBER_SPACE];
+    if (type == DTYPE_FP32)
+        bits = dtype_bits_from_f32(v);
+    else
+        bits = type == DTYPE_BF16 ? dtype_f32_to_bf16(v) : dtype_f32_to_fp16(v);
+    size_t length = proto_bits_write(text, bits, type);
+    memcpy(dst, text, length);
+    return length;
 }

@@ -207,6 +207,15 @@ int kernels_cpu_stream_threads(const struct kernel_stream *stream);
 /* Runs fn(arg, i) for i in 0..n-1 on the pool's threads and returns when all are done. For loaders and copies. */
 void kernels_cpu_parallel(struct kernel_stream *stream, int n, void (*fn)(void *arg, int i), void *arg);
 
+/* The CUDA back end, for device number `device`. `code` NULL or "auto" picks the best compiled code that the device runs;
+ * "sm90" or "portable" forces one. NULL when there is none: `why`, of `why_size` bytes, then says what is missing (the build,
+ * a driver, the device, code for it). Loads the code; may take a second. Builds without CUDA link a stub. */
+const struct kernel_table *kernels_cuda(const char *code, int device, char *why, size_t why_size);
+/* Wraps a cudaStream_t of that device, which stays the caller's. NULL when out of memory. The steps only launch: they can be
+ * captured into a graph. */
+struct kernel_stream *kernels_cuda_stream_create(int device, void *cuda_stream);
+void kernels_cuda_stream_destroy(struct kernel_stream *stream); /* NULL is fine */
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the kernels share on the device: operand types, matrix instructions, asynchronous copies, launches.
+ */
+#ifndef EXPERTD_KERNELS_CUDA_DEVICE_CUH
+#define EXPERTD_KERNELS_CUDA_DEVICE_CUH
+
+#include "kernels/cuda/launch.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+/* ---- operand types ------------------------------------------------------------------------------------- */
+
+template <typename OP> __device__ __forceinline__ OP op_from_f32(float v);
+template <> __device__ __forceinline__ __nv_bfloat16 op_from_f32(float v) { return __float2bfloat16_rn(v); }
+template <> __device__ __forceinline__ __half op_from_f32(float v) { return __float2half_rn(v); }
+__device__ __forceinline__ float op_to_f32(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float op_to_f32(__half v) { return __half2float(v); }
+
+template <typename OP> struct op_pair;
+template <> struct op_pair<__nv_bfloat16> {
+    static __device__ __forceinline__ float2 widen(uint32_t v)
+    {
+        return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+    }
+    static __device__ __forceinline__ uint32_t narrow(float lo, float hi)
+    {
+        __nv_bfloat162 p = __floats2bfloat162_rn(lo, hi);
+        return *reinterpret_cast<uint32_t *>(&p);
+    }
+};
+template <> struct op_pair<__half> {
+    static __device__ __forceinline__ float2 widen(uint32_t v) { return __half22float2(*reinterpret_cast<__half2 *>(&v)); }
+    static __device__ __forceinline__ uint32_t narrow(float lo, float hi)
+    {
+        __half2 p = __floats2half2_rn(lo, hi);
+        return *reinterpret_cast<uint32_t *>(&p);
+    }
+};
+
+/* ---- the activation ------------------------------------------------------------------------------------ */
+
+/* Clamps by comparison, so that NaN stays NaN. */
+__device__ __forceinline__ float activate(enum kernel_activation act, float g, float u)
+{
+    switch (act) {
+    case KERNEL_ACT_SILU: return __fdividef(g, 1.0f + __expf(-g)) * u;
+    case KERNEL_ACT_GELU: return 0.5f * g * (1.0f + erff(g * 0.70710678118654752f)) * u;
+    case KERNEL_ACT_GELU_TANH: return 0.5f * g * (1.0f + tanhf(0.79788456080286536f * (g + 0.044715f * g * g * g))) * u;
+    case KERNEL_ACT_GPT_OSS:
+        g = g > 7.0f ? 7.0f : g;
+        u = u > 7.0f ? 7.0f : u < -7.0f ? -7.0f : u;
+        return (u + 1.0f) * __fdividef(g, 1.0f + __expf(-1.702f * g));
+    }
+    return 0.0f;
+}
+
+/* ---- matrix instructions ------------------------------------------------------------------------------- */
+
+/* c[16x8] += a[16x16] b[16x8]. Which columns of k a thread's registers stand for is free, as long as a and b agree. */
+template <typename OP>
+__device__ __forceinline__ void mma_16816(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1);
+template <>
+__device__ __forceinline__ void mma_16816<__nv_bfloat16>(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                                         uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void mma_16816<__half>(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* ---- copies -------------------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ uint32_t smem_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* 16 bytes; zeros are written when `valid` is false, and nothing is read. */
+__device__ __forceinline__ void copy_async_16(uint32_t dst, const void *src, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+__device__ __forceinline__ uint4 shared_load_16(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+    return v;
+}
+
+/* ---- overlapping launches ------------------------------------------------------------------------------ */
+
+/* Code for sm_90a alone waits for what it depends on and lets what depends on it begin; portable code is built without either,
+ * so its launches never ask for overlap. Every kernel calls this before it touches memory: what earlier kernels wrote is then complete. */
+__device__ __forceinline__ void launch_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+template <typename... P, typename... A>
+static inline cudaError_t launch(struct kernel_stream *s, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = s->stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = s->overlap && !CUDA_PORTABLE ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, P(args)...);
+}
+
+/* Loads a kernel's code and allows it `shared` bytes of dynamic shared memory. */
+template <typename K> static inline cudaError_t load(K *kernel, size_t shared)
+{
+    if (shared > 48 * 1024) {
+        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        if (e != cudaSuccess)
+            return e;
+    }
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, kernel);
+}
+
+/* ---- chunks of experts --------------------------------------------------------------------------------- */
+
+/* The products work on chunks: up to `chunk` consecutive positions of one expert. For all threads of a block: copies
+ * expert_offset to offset[0..experts] and fills first[e] with the number of chunks of the experts before e. */
+__device__ __forceinline__ int chunks_scan(int *offset, int *first, const int32_t *expert_offset, int experts, int chunk)
+{
+    for (int e = threadIdx.x; e <= experts; e += blockDim.x)
+        offset[e] = expert_offset[e];
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        int each = (experts + 31) / 32, begin = min((int)threadIdx.x * each, experts), end = min(begin + each, experts), sum = 0;
+        for (int e = begin; e < end; e++)
+            sum += (offset[e + 1] - offset[e] + chunk - 1) / chunk;
+        int inclusive = sum;
+        for (int d = 1; d < 32; d *= 2) {
+            int v = __shfl_up_sync(~0u, inclusive, d);
+            if ((int)threadIdx.x >= d)
+                inclusive += v;
+        }
+        int running = inclusive - sum;
+        for (int e = begin; e < end; e++) {
+            first[e] = running;
+            running += (offset[e + 1] - offset[e] + chunk - 1) / chunk;
+        }
+        if (threadIdx.x == 31)
+            first[experts] = inclusive;
+    }
+    __syncthreads();
+    return first[experts];
+}
+
+/* The expert whose chunks include number v. */
+__device__ __forceinline__ int chunks_find(const int *first, int experts, int v)
+{
+    int low = 0, high = experts;
+    while (high - low > 1) {
+        int mid = (low + high) / 2;
+        if (first[mid] <= v)
+            low = mid;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+/* ---- adapters ------------------------------------------------------------------------------------------ */
+
+/* The adapter of the row at a position, or -1. */
+__device__ __forceinline__ int adapter_at(const struct kernel_forward &f, int position)
+{
+    return f.batch.row[f.batch.slot_row[f.routing.order[position]]].adapter;
+}
+
+__device__ __forceinline__ const struct kernel_lora_entry *lora_entry(const struct kernel_forward &f, int adapter, int expert,
+                                                                      int projection)
+{
+    return f.lora.entry + ((size_t)adapter * f.dims.experts + expert) * KERNEL_PROJECTIONS + projection;
+}
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What table.c and the .cu files share: the stream, the layout constants and the launchers of every step.
+ *
+ * Layout of weights in device memory: an expert's projection is a sequence of groups of CUDA_GROUP_ROWS output rows; a group
+ * holds, for each block of CUDA_BLOCK_K columns, 16 rows of 128 bytes, whose 16-byte chunk c of row r lies at chunk c ^ (r & 7).
+ * That is the swizzle that shared memory wants, so any number of blocks of a group is one plain contiguous copy. In gate_up a
+ * group is 8 gate rows, then the 8 up rows of the same channels: both halves of an activation land in one thread.
+ */
+#ifndef EXPERTD_KERNELS_CUDA_LAUNCH_H
+#define EXPERTD_KERNELS_CUDA_LAUNCH_H
+
+#include "kernels/kernels.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+#include "kernels/cuda/layout.h"
+#ifdef __cplusplus
+}
+#endif
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Slots up to which route is one launch; above, a counting sort in several. */
+#define CUDA_ROUTE_SMALL 4096
+#define CUDA_ROUTE_BLOCK 1024
+
+struct kernel_stream {
+    cudaStream_t stream;
+    int device;
+    int processors;
+    bool overlap; /* launches may begin before the launch before has ended (sm_90) */
+};
+
+/* Every launcher returns the launch's own result; errors of execution surface in wait. */
+cudaError_t cuda_enter(struct kernel_stream *stream, const struct kernel_forward *f);
+cudaError_t cuda_route(struct kernel_stream *stream, const struct kernel_forward *f);
+size_t cuda_route_bytes(const struct kernel_dims *dims, int32_t max_slots);
+cudaError_t cuda_combine(struct kernel_stream *stream, const struct kernel_forward *f);
+cudaError_t cuda_shrink(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
+cudaError_t cuda_decode_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
+cudaError_t cuda_decode_portable(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
+cudaError_t cuda_prefill_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
+cudaError_t cuda_prefill_portable(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
+
+/* Loads the code and raises shared-memory limits, so that no launch does either. */
+cudaError_t cuda_load_move(void);
+cudaError_t cuda_load_route(void);
+cudaError_t cuda_load_shrink(void);
+cudaError_t cuda_load_decode_sm90(void);
+cudaError_t cuda_load_decode_portable(void);
+cudaError_t cuda_load_prefill_sm90(void);
+cudaError_t cuda_load_prefill_portable(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

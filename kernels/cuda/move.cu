@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * enter: rows of any float type and alignment -> x.    combine: y, weighted and summed in slot order -> rows of any type.
+ * Both are bound by memory. One block a row, 8 elements a thread and turn; 16-byte accesses wherever the caller's addresses
+ * allow them, single bytes where they are odd.
+ */
+#include "kernels/cuda/device.cuh"
+
+#define MOVE_THREADS 256
+/* Slots of a row whose y are in flight at once. */
+#define COMBINE_SLOTS 8
+
+/* 2 or 4 bytes at any address. */
+__device__ __forceinline__ uint32_t load_bytes(const uint8_t *p, int bytes)
+{
+    uint32_t v = 0;
+    for (int i = 0; i < bytes; i++)
+        v |= (uint32_t)p[i] << (8 * i);
+    return v;
+}
+
+__device__ __forceinline__ void store_bytes(uint8_t *p, uint32_t v, int bytes)
+{
+    for (int i = 0; i < bytes; i++)
+        p[i] = (uint8_t)(v >> (8 * i));
+}
+
+__device__ __forceinline__ float widen_bits(int dtype, uint32_t bits)
+{
+    if (dtype == DTYPE_FP32)
+        return __uint_as_float(bits);
+    if (dtype == DTYPE_BF16)
+        return __uint_as_float(bits << 16);
+    return __half2float(__ushort_as_half((unsigned short)bits));
+}
+
+__device__ __forceinline__ uint32_t narrow_bits(int dtype, float v)
+{
+    if (dtype == DTYPE_FP32)
+        return __float_as_uint(v);
+    if (dtype == DTYPE_BF16)
+        return __bfloat16_as_ushort(__float2bfloat16_rn(v));
+    return __half_as_ushort(__float2half_rn(v));
+}
+
+/* v[0..7] = the row's elements c..c+7; zeros past `count`. */
+__device__ __forceinline__ void row_load_8(float v[8], const uint8_t *row, int dtype, int c, int count)
+{
+    int size = dtype == DTYPE_FP32 ? 4 : 2;
+    const uint8_t *p = row + (size_t)c * size;
+    if (((uintptr_t)p & 15) == 0 && c + 8 <= count) {
+        uint4 lo = *reinterpret_cast<const uint4 *>(p), hi = make_uint4(0, 0, 0, 0);
+        if (dtype == DTYPE_FP32) {
+            hi = *reinterpret_cast<const uint4 *>(p + 16);
+            v[0] = __uint_as_float(lo.x), v[1] = __uint_as_float(lo.y), v[2] = __uint_as_float(lo.z), v[3] = __uint_as_float(lo.w);
+            v[4] = __uint_as_float(hi.x), v[5] = __uint_as_float(hi.y), v[6] = __uint_as_float(hi.z), v[7] = __uint_as_float(hi.w);
+            return;
+        }
+        uint32_t w[4] = {lo.x, lo.y, lo.z, lo.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = widen_bits(dtype, (w[i / 2] >> (i % 2 * 16)) & 0xffff);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = c + i < count ? widen_bits(dtype, load_bytes(p + i * size, size)) : 0.0f;
+}
+
+__device__ __forceinline__ void row_store_8(const float v[8], uint8_t *row, int dtype, int c, int count)
+{
+    int size = dtype == DTYPE_FP32 ? 4 : 2;
+    uint8_t *p = row + (size_t)c * size;
+    if (((uintptr_t)p & 15) == 0 && c + 8 <= count) {
+        if (dtype == DTYPE_FP32) {
+            *reinterpret_cast<float4 *>(p) = make_float4(v[0], v[1], v[2], v[3]);
+            *reinterpret_cast<float4 *>(p + 16) = make_float4(v[4], v[5], v[6], v[7]);
+            return;
+        }
+        uint32_t w[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            w[i] = narrow_bits(dtype, v[2 * i]) | narrow_bits(dtype, v[2 * i + 1]) << 16;
+        *reinterpret_cast<uint4 *>(p) = make_uint4(w[0], w[1], w[2], w[3]);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (c + i < count)
+            store_bytes(p + i * size, narrow_bits(dtype, v[i]), size);
+}
+
+template <typename OP> __global__ void __launch_bounds__(MOVE_THREADS) enter_kernel(const __grid_constant__ struct kernel_forward f)
+{
+    launch_begin();
+    struct kernel_row row = f.batch.row[blockIdx.x];
+    if (row.in == 0)
+        return;
+    OP *x = (OP *)f.x + (size_t)blockIdx.x * f.dims.hidden_pad;
+    for (int c = threadIdx.x * 8; c < f.dims.hidden_pad; c += MOVE_THREADS * 8) {
+        float v[8];
+        row_load_8(v, (const uint8_t *)row.in, row.dtype, c, f.dims.hidden);
+        *reinterpret_cast<uint4 *>(x + c) = make_uint4(op_pair<OP>::narrow(v[0], v[1]), op_pair<OP>::narrow(v[2], v[3]),
+                                                       op_pair<OP>::narrow(v[4], v[5]), op_pair<OP>::narrow(v[6], v[7]));
+    }
+}
+
+template <typename OP> __global__ void __launch_bounds__(MOVE_THREADS) combine_kernel(const __grid_constant__ struct kernel_forward f)
+{
+    launch_begin();
+    struct kernel_row row = f.batch.row[blockIdx.x];
+    if (row.out == 0)
+        return;
+    __shared__ const OP *source[COMBINE_SLOTS];
+    __shared__ float weight[COMBINE_SLOTS];
+    const int hidden = f.dims.hidden, pad = f.dims.hidden_pad;
+    for (int c0 = 0; c0 < hidden; c0 += MOVE_THREADS * 8) {
+        int c = c0 + threadIdx.x * 8;
+        float sum[8] = {};
+        for (int s = 0; s < row.slots; s += COMBINE_SLOTS) {
+            __syncthreads();
+            if (threadIdx.x < COMBINE_SLOTS) {
+                int slot = row.first_slot + s + threadIdx.x, position = s + (int)threadIdx.x < row.slots ? f.routing.position[slot] : -1;
+                source[threadIdx.x] = position < 0 ? NULL : (const OP *)f.y + (size_t)position * pad;
+                weight[threadIdx.x] = position < 0 || f.weights.weight_on_input ? 1.0f : f.batch.slot_weight[slot];
+            }
+            __syncthreads();
+            if (c >= hidden)
+                continue;
+            uint4 y[COMBINE_SLOTS];
+#pragma unroll
+            for (int i = 0; i < COMBINE_SLOTS; i++)
+                if (source[i])
+                    y[i] = *reinterpret_cast<const uint4 *>(source[i] + c);
+#pragma unroll
+            for (int i = 0; i < COMBINE_SLOTS; i++) {
+                if (!source[i])
+                    continue;
+                uint32_t w[4] = {y[i].x, y[i].y, y[i].z, y[i].w};
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    float2 p = op_pair<OP>::widen(w[j]);
+                    sum[2 * j] = fmaf(weight[i], p.x, sum[2 * j]);
+                    sum[2 * j + 1] = fmaf(weight[i], p.y, sum[2 * j + 1]);
+                }
+            }
+        }
+        if (c < hidden)
+            row_store_8(sum, (uint8_t *)row.out, row.dtype, c, hidden);
+    }
+}
+
+cudaError_t cuda_enter(struct kernel_stream *stream, const struct kernel_forward *f)
+{
+    return launch(stream, f->dims.op == DTYPE_BF16 ? enter_kernel<__nv_bfloat16> : enter_kernel<__half>, dim3(f->batch.rows),
+                  dim3(MOVE_THREADS), 0, *f);
+}
+
+cudaError_t cuda_combine(struct kernel_stream *stream, const struct kernel_forward *f)
+{
+    return launch(stream, f->dims.op == DTYPE_BF16 ? combine_kernel<__nv_bfloat16> : combine_kernel<__half>, dim3(f->batch.rows),
+                  dim3(MOVE_THREADS), 0, *f);
+}
+
+cudaError_t cuda_load_move(void)
+{
+    cudaError_t e = load(enter_kernel<__nv_bfloat16>, 0);
+    if (e == cudaSuccess)
+        e = load(enter_kernel<__half>, 0);
+    if (e == cudaSuccess)
+        e = load(combine_kernel<__nv_bfloat16>, 0);
+    return e == cudaSuccess ? load(combine_kernel<__half>, 0) : e;
+}

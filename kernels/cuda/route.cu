@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * route: slots -> positions sorted by (expert, adapter), stable; offsets of experts; segments.
+ *
+ * Up to CUDA_ROUTE_SMALL slots it is one launch without any exchange between blocks: every warp ranks one slot by counting the
+ * smaller keys, and every block builds a bitmap of the keys that occur, from which segment numbers follow.
+ * Above, a counting sort: histogram by expert for each block of slots, scan, scatter; then, when rows may have adapters, one block
+ * an expert sorts its positions by adapter, and a last launch lines the segments up. No atomic's order decides anything.
+ */
+#include "kernels/cuda/device.cuh"
+
+#define SMALL_THREADS 256
+#define SMALL_ITEMS (SMALL_THREADS / 32)
+#define SORT_THREADS 256
+/* The bitmap of small batches: keys beyond this take the other way. */
+#define SMALL_KEYS (256 * 1024)
+
+struct route_work {
+    int32_t *count; /* [blocks, experts] of the histogram, then where each block's slots of an expert begin */
+    int32_t *order; /* [N] sorted by expert alone */
+    int32_t *segments; /* [experts] */
+    int32_t *begin, *adapter; /* [N] an expert's segments, from its first position on */
+};
+
+static int route_blocks(int slots) { return (slots + CUDA_ROUTE_BLOCK - 1) / CUDA_ROUTE_BLOCK; }
+
+static struct route_work route_work_at(const struct kernel_forward *f)
+{
+    struct route_work w;
+    w.count = (int32_t *)f->work;
+    w.order = w.count + (size_t)route_blocks(f->batch.slots) * f->dims.experts;
+    w.segments = w.order + f->batch.slots;
+    w.begin = w.segments + f->dims.experts;
+    w.adapter = w.begin + f->batch.slots;
+    return w;
+}
+
+size_t cuda_route_bytes(const struct kernel_dims *dims, int32_t max_slots)
+{
+    return 4 * ((size_t)(route_blocks(max_slots) + 1) * dims->experts + 3 * (size_t)max_slots);
+}
+
+/* ---- small batches ------------------------------------------------------------------------------------- */
+
+/* Keys: expert * (adapters + 1) + adapter + 1; -1 where the slot is skipped. */
+__global__ void __launch_bounds__(SMALL_THREADS) route_small_kernel(const __grid_constant__ struct kernel_forward f, int adapters)
+{
+    extern __shared__ int32_t shared[];
+    launch_begin();
+    const int slots = f.batch.slots, experts = f.dims.experts, per = adapters + 1, words = (experts * per + 31) / 32;
+    int32_t *key = shared;
+    uint32_t *bitmap = (uint32_t *)shared + (slots + 31) / 32 * 32;
+    for (int i = threadIdx.x; i < words; i += SMALL_THREADS)
+        bitmap[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < slots; i += SMALL_THREADS) {
+        int expert = f.batch.slot_expert[i], k = -1;
+        if (expert >= 0) {
+            k = expert * per;
+            if (adapters)
+                k += f.batch.row[f.batch.slot_row[i]].adapter + 1;
+            atomicOr(&bitmap[k / 32], 1u << (k % 32));
+        }
+        key[i] = k;
+    }
+    __syncthreads();
+
+    /* Items: the slots, then the experts' offsets and the end of the segments. A warp takes one at a time. */
+    const int lane = threadIdx.x % 32;
+    for (int item = blockIdx.x * SMALL_ITEMS + threadIdx.x / 32; item < slots + experts + 1; item += gridDim.x * SMALL_ITEMS) {
+        int expert = item - slots, mine = item < slots ? key[item] : expert * per;
+        if (item < slots && mine < 0) {
+            if (lane == 0)
+                f.routing.position[item] = -1;
+            continue;
+        }
+        int smaller = 0, before = 0;
+        for (int i = lane; i < slots; i += 32) {
+            int k = key[i];
+            smaller += k >= 0 && k < mine;
+            before += k == mine && i < item;
+        }
+        smaller = __reduce_add_sync(~0u, smaller);
+        if (item >= slots) {
+            if (lane == 0)
+                f.routing.expert_offset[expert] = smaller;
+            if (expert < experts)
+                continue;
+            /* One past the last expert: every key is smaller. */
+            int segments = 0;
+            for (int i = lane; i < words; i += 32)
+                segments += __popc(bitmap[i]);
+            segments = __reduce_add_sync(~0u, segments);
+            if (lane == 0) {
+                *f.routing.segment_count = segments;
+                f.routing.segment_begin[segments] = smaller;
+            }
+            continue;
+        }
+        before = __reduce_add_sync(~0u, before);
+        if (lane == 0) {
+            f.routing.position[item] = smaller + before;
+            f.routing.order[smaller + before] = item;
+        }
+        if (before)
+            continue;
+        int segment = 0;
+        for (int i = lane; i <= mine / 32; i += 32)
+            segment += __popc(i < mine / 32 ? bitmap[i] : bitmap[i] & ((1u << (mine % 32)) - 1));
+        segment = __reduce_add_sync(~0u, segment);
+        if (lane == 0) {
+            f.routing.segment_begin[segment] = smaller;
+            f.routing.segment_expert[segment] = mine / per;
+            f.routing.segment_adapter[segment] = mine % per - 1;
+        }
+    }
+}
+
+/* ---- large batches ------------------------------------------------------------------------------------- */
+
+__global__ void __launch_bounds__(CUDA_ROUTE_BLOCK) histogram_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w)
+{
+    extern __shared__ int32_t shared[];
+    launch_begin();
+    const int experts = f.dims.experts, slot = blockIdx.x * CUDA_ROUTE_BLOCK + threadIdx.x;
+    for (int e = threadIdx.x; e < experts; e += CUDA_ROUTE_BLOCK)
+        shared[e] = 0;
+    __syncthreads();
+    int expert = slot < f.batch.slots ? f.batch.slot_expert[slot] : -1;
+    if (expert >= 0)
+        atomicAdd(&shared[expert], 1);
+    __syncthreads();
+    for (int e = threadIdx.x; e < experts; e += CUDA_ROUTE_BLOCK)
+        w.count[(size_t)blockIdx.x * experts + e] = shared[e];
+}
+
+/* Exclusive sum over a block of 1024 threads; *total gets the whole. */
+__device__ __forceinline__ int block_scan(int value, int *total)
+{
+    __shared__ int warp_sum[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, inclusive = value;
+    for (int d = 1; d < 32; d *= 2) {
+        int v = __shfl_up_sync(~0u, inclusive, d);
+        if (lane >= d)
+            inclusive += v;
+    }
+    __syncthreads();
+    if (lane == 31)
+        warp_sum[warp] = inclusive;
+    __syncthreads();
+    int before = 0, sum = 0;
+    for (int i = 0; i < 32; i++) {
+        before += i < warp ? warp_sum[i] : 0;
+        sum += warp_sum[i];
+    }
+    *total = sum;
+    return before + inclusive - value;
+}
+
+/* One block, a thread an expert. */
+__global__ void __launch_bounds__(1024)
+    scan_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int blocks, int adapters)
+{
+    launch_begin();
+    const int experts = f.dims.experts, e = threadIdx.x;
+    int count = 0, total, segments;
+    if (e < experts) {
+#pragma unroll 8
+        for (int b = 0; b < blocks; b++) {
+            int n = w.count[(size_t)b * experts + e];
+            w.count[(size_t)b * experts + e] = count;
+            count += n;
+        }
+    }
+    int offset = block_scan(count, &total), segment = block_scan(count > 0, &segments);
+    if (e < experts)
+        f.routing.expert_offset[e] = offset;
+    if (e == 0)
+        f.routing.expert_offset[experts] = total;
+    if (adapters)
+        return;
+    if (count > 0) {
+        f.routing.segment_begin[segment] = offset;
+        f.routing.segment_expert[segment] = e;
+        f.routing.segment_adapter[segment] = -1;
+    }
+    if (e == 0) {
+        f.routing.segment_begin[segments] = total;
+        *f.routing.segment_count = segments;
+    }
+}
+
+__global__ void __launch_bounds__(CUDA_ROUTE_BLOCK)
+    scatter_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int32_t *order)
+{
+    extern __shared__ uint16_t warp_count[]; /* [32 warps, experts] */
+    launch_begin();
+    const int experts = f.dims.experts, slot = blockIdx.x * CUDA_ROUTE_BLOCK + threadIdx.x, warp = threadIdx.x / 32,
+              lane = threadIdx.x % 32;
+    for (int i = threadIdx.x; i < 32 * experts; i += CUDA_ROUTE_BLOCK)
+        warp_count[i] = 0;
+    __syncthreads();
+    int expert = slot < f.batch.slots ? f.batch.slot_expert[slot] : -1;
+    unsigned same = __match_any_sync(~0u, expert);
+    int rank = __popc(same & ((1u << lane) - 1));
+    if (expert >= 0 && rank == 0)
+        warp_count[warp * experts + expert] = (uint16_t)__popc(same);
+    __syncthreads();
+    if (expert >= 0) {
+        int position = f.routing.expert_offset[expert] + w.count[(size_t)blockIdx.x * experts + expert] + rank;
+        for (int i = 0; i < warp; i++)
+            position += warp_count[i * experts + expert];
+        order[position] = slot;
+        f.routing.position[slot] = position;
+    } else if (slot < f.batch.slots) {
+        f.routing.position[slot] = -1;
+    }
+}
+
+/* One block an expert: sorts its positions by adapter, in tiles of a slot a thread. */
+__global__ void __launch_bounds__(SORT_THREADS)
+    adapter_sort_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int adapters)
+{
+    extern __shared__ int32_t shared[]; /* [adapters + 1] next position of each */
+    __shared__ int tile[SORT_THREADS];
+    __shared__ int warp_sum[SORT_THREADS / 32], warp_used[SORT_THREADS / 32];
+    launch_begin();
+    const int e = blockIdx.x, begin = f.routing.expert_offset[e], end = f.routing.expert_offset[e + 1], bins = adapters + 1;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int b = threadIdx.x; b < bins; b += SORT_THREADS)
+        shared[b] = 0;
+    __syncthreads();
+    for (int p = begin + threadIdx.x; p < end; p += SORT_THREADS)
+        atomicAdd(&shared[f.batch.row[f.batch.slot_row[w.order[p]]].adapter + 1], 1);
+    __syncthreads();
+    int position = begin, segments = 0;
+    for (int b0 = 0; b0 < bins; b0 += SORT_THREADS) {
+        int b = b0 + threadIdx.x, count = b < bins ? shared[b] : 0, sum = count;
+        unsigned used = __ballot_sync(~0u, count > 0);
+        for (int d = 1; d < 32; d *= 2) {
+            int v = __shfl_up_sync(~0u, sum, d);
+            if (lane >= d)
+                sum += v;
+        }
+        if (lane == 31)
+            warp_sum[warp] = sum, warp_used[warp] = __popc(used);
+        __syncthreads();
+        int at = position + sum - count, segment = segments + __popc(used & ((1u << lane) - 1));
+        for (int i = 0; i < SORT_THREADS / 32; i++) {
+            at += i < warp ? warp_sum[i] : 0;
+            segment += i < warp ? warp_used[i] : 0;
+            position += warp_sum[i];
+            segments += warp_used[i];
+        }
+        if (b < bins)
+            shared[b] = at;
+        if (count > 0) {
+            w.begin[begin + segment] = at;
+            w.adapter[begin + segment] = b - 1;
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0)
+        w.segments[e] = segments;
+    for (int p0 = begin; p0 < end; p0 += SORT_THREADS) {
+        int p = p0 + threadIdx.x, slot = p < end ? w.order[p] : -1, bin = p < end ? f.batch.row[f.batch.slot_row[slot]].adapter + 1 : -1;
+        tile[threadIdx.x] = bin;
+        __syncthreads();
+        int rank = 0, after = 0;
+        for (int i = 0; i < SORT_THREADS; i++) {
+            rank += tile[i] == bin && i < (int)threadIdx.x;
+            after += tile[i] == bin && i > (int)threadIdx.x;
+        }
+        int at = p < end ? shared[bin] + rank : 0;
+        if (p < end) {
+            f.routing.order[at] = slot;
+            f.routing.position[slot] = at;
+        }
+        __syncthreads();
+        if (p < end && after == 0)
+            shared[bin] = at + 1;
+        __syncthreads();
+    }
+}
+
+/* One block an expert: where its segments go among all. */
+__global__ void __launch_bounds__(1024) segment_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w)
+{
+    launch_begin();
+    const int experts = f.dims.experts, e = blockIdx.x;
+    int first, all;
+    block_scan((int)threadIdx.x < e ? w.segments[threadIdx.x] : 0, &first);
+    block_scan((int)threadIdx.x < experts ? w.segments[threadIdx.x] : 0, &all);
+    int begin = f.routing.expert_offset[e];
+    for (int i = threadIdx.x; i < w.segments[e]; i += 1024) {
+        f.routing.segment_begin[first + i] = w.begin[begin + i];
+        f.routing.segment_expert[first + i] = e;
+        f.routing.segment_adapter[first + i] = w.adapter[begin + i];
+    }
+    if (e == 0 && threadIdx.x == 0) {
+        *f.routing.segment_count = all;
+        f.routing.segment_begin[all] = f.routing.expert_offset[experts];
+    }
+}
+
+/* ---- launches ------------------------------------------------------------------------------------------ */
+
+cudaError_t cuda_route(struct kernel_stream *stream, const struct kernel_forward *f)
+{
+    const int slots = f->batch.slots, experts = f->dims.experts, adapters = f->lora.entry ? f->lora.adapters : 0;
+    const int64_t keys = (int64_t)experts * (adapters + 1);
+    if (slots <= CUDA_ROUTE_SMALL && keys <= SMALL_KEYS) {
+        int items = slots + experts + 1, blocks = (items + SMALL_ITEMS - 1) / SMALL_ITEMS;
+        size_t bytes = 4 * ((size_t)(slots + 31) / 32 * 32 + (size_t)(keys + 31) / 32);
+        return launch(stream, route_small_kernel, dim3(blocks < 2 * stream->processors ? blocks : 2 * stream->processors),
+                      dim3(SMALL_THREADS), bytes, *f, adapters);
+    }
+    struct route_work w = route_work_at(f);
+    int blocks = route_blocks(slots);
+    cudaError_t e = launch(stream, histogram_kernel, dim3(blocks), dim3(CUDA_ROUTE_BLOCK), 4 * (size_t)experts, *f, w);
+    if (e == cudaSuccess)
+        e = launch(stream, scan_kernel, dim3(1), dim3(1024), 0, *f, w, blocks, adapters);
+    if (e == cudaSuccess)
+        e = launch(stream, scatter_kernel, dim3(blocks), dim3(CUDA_ROUTE_BLOCK), 64 * (size_t)experts, *f, w,
+                   adapters ? w.order : f->routing.order);
+    if (e == cudaSuccess && adapters)
+        e = launch(stream, adapter_sort_kernel, dim3(experts), dim3(SORT_THREADS), 4 * ((size_t)adapters + 1), *f, w, adapters);
+    if (e == cudaSuccess && adapters)
+        e = launch(stream, segment_kernel, dim3(experts), dim3(1024), 0, *f, w);
+    return e;
+}
+
+cudaError_t cuda_load_route(void)
+{
+    cudaError_t e = load(route_small_kernel, 4 * (CUDA_ROUTE_SMALL + SMALL_KEYS / 32));
+    if (e == cudaSuccess)
+        e = load(histogram_kernel, 0);
+    if (e == cudaSuccess)
+        e = load(scan_kernel, 0);
+    if (e == cudaSuccess)
+        e = load(scatter_kernel, 64 * KERNEL_MAX_EXPERTS);
+    if (e == cudaSuccess)
+        e = load(adapter_sort_kernel, 0);
+    return e == cudaSuccess ? load(segment_kernel, 0) : e;
+}

@@ -38,9 +38,12 @@ struct adapter_data {
 };
 
 /* Reads and checks a folder, of which only deltas for held layers and experts are kept (the others are checked, too).
- * `report` as in model_inspect. */
+ * max_bytes bounds the file of tensors; 0: no bound. `report` as in model_inspect. */
 enum engine_code adapter_read(int dir_fd, const struct model *model, int64_t max_bytes, FILE *report, struct adapter_data **out,
                               struct engine_error *error);
+/* The same for a folder beneath root_fd, whose files may be symlinks if they stay beneath it too. */
+enum engine_code adapter_read_beneath(int root_fd, const char *root, const char *path, const struct model *model, int64_t max_bytes,
+                                      struct adapter_data **out, struct engine_error *error);
 void adapter_data_destroy(struct adapter_data *data); /* NULL is fine */
 
 /* Opens a folder beneath root_fd without ever leaving it; `root` is its real path, for absolute paths. */

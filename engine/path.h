@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opening files below a folder that nothing may leave: not "..", not a symlink, and not a symlink swapped in meanwhile.
+ * Symlinks that stay below are followed, as hub caches need. Any thread.
+ */
+#ifndef EXPERTD_ENGINE_PATH_H
+#define EXPERTD_ENGINE_PATH_H
+
+#include <stdbool.h>
+
+/* Opens `path`, relative to root_fd, with `flags` of open(2). `root` is the folder's real path, by which absolute symlinks
+ * are recognised as staying below; NULL refuses them all. 0, or an errno: EXDEV means that the path leaves the root. */
+int path_open_beneath(int root_fd, const char *root, const char *path, int flags, int *fd);
+
+/* The same without openat2(2): what path_open_beneath falls back on. */
+int path_walk_beneath(int root_fd, const char *root, const char *path, int flags, int *fd);
+
+/* What of the absolute `path` follows `root`: "." for the root itself, NULL when it does not lie below. Compares text only. */
+const char *path_strip_root(const char *root, const char *path);
+
+#endif

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Keys from files, compared in a time that depends on the length of what the caller sent only.
+ */
+#include "server/auth.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#define KEY_MAX 4096
+
+struct key {
+    size_t length; /* 0: no such key is set */
+    char text[KEY_MAX];
+};
+
+struct auth {
+    struct key api, admin;
+    bool metrics_open;
+};
+
+static bool auth_read_key(struct key *key, const char *path, char *message, size_t size)
+{
+    if (!path)
+        return true;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    ssize_t got = 0;
+    size_t have = 0;
+    while (fd >= 0 && have < sizeof key->text && (got = read(fd, key->text + have, sizeof key->text - have)) > 0)
+        have += (size_t)got;
+    if (fd < 0 || got < 0) {
+        snprintf(message, size, "key file %s: %s", path, strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        return false;
+    }
+    close(fd);
+    if (have == sizeof key->text) {
+        snprintf(message, size, "key file %s: a key has at most %d bytes", path, KEY_MAX - 1);
+        return false;
+    }
+    while (have && strchr(" \t\r\n", key->text[have - 1]))
+        have--;
+    if (!have) {
+        snprintf(message, size, "key file %s is empty", path);
+        return false;
+    }
+    for (size_t i = 0; i < have; i++)
+        if (key->text[i] <= ' ' || key->text[i] > '~') {
+            snprintf(message, size, "key file %s: byte %zu is not printable ASCII", path, i);
+            return false;
+        }
+    key->length = have;
+    return true;
+}
+
+struct auth *auth_create(const char *api_key_file, const char *admin_key_file, bool metrics_open, char *message, size_t size)
+{
+    struct auth *auth = calloc(1, sizeof *auth);
+    if (!auth) {
+        snprintf(message, size, "out of memory");
+        return NULL;
+    }
+    auth->metrics_open = metrics_open;
+    if (!auth_read_key(&auth->api, api_key_file, message, size) || !auth_read_key(&auth->admin, admin_key_file, message, size)) {
+        auth_destroy(auth);
+        return NULL;
+    }
+    return auth;
+}
+
+void auth_destroy(struct auth *auth)
+{
+    if (auth)
+        explicit_bzero(auth, sizeof *auth);
+    free(auth);
+}
+
+static bool auth_key_equal(const struct key *key, const char *text, size_t length)
+{
+    if (!key->length)
+        return false;
+    unsigned different = key->length != length;
+    for (size_t i = 0, k = 0; i < length; i++) {
+        different |= (unsigned char)text[i] ^ (unsigned char)key->text[k];
+        k = k + 1 == key->length ? 0 : k + 1;
+    }
+    return !different;
+}
+
+enum auth_result auth_check(const struct auth *auth, enum auth_level level, const char *header, bool local)
+{
+    if (level == AUTH_METRICS)
+        level = auth->metrics_open ? AUTH_OPEN : AUTH_DATA;
+    if (level == AUTH_OPEN || (level == AUTH_DATA && !auth->api.length))
+        return AUTH_ALLOWED;
+    if (level == AUTH_ADMIN && !auth->admin.length)
+        return local ? AUTH_ALLOWED : AUTH_NOT_LOCAL;
+
+    if (!header || strncasecmp(header, "Bearer ", 7) != 0)
+        return AUTH_NO_KEY;
+    header += 7;
+    header += strspn(header, " ");
+    size_t length = strlen(header);
+    bool api = auth_key_equal(&auth->api, header, length), admin = auth_key_equal(&auth->admin, header, length);
+    if (admin || (api && level == AUTH_DATA))
+        return AUTH_ALLOWED;
+    return api ? AUTH_NOT_ADMIN : AUTH_WRONG_KEY;
+}

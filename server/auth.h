@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Who may call: the two keys, read once at start. Immutable afterwards; any thread.
+ */
+#ifndef EXPERTD_SERVER_AUTH_H
+#define EXPERTD_SERVER_AUTH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct auth;
+
+enum auth_level { AUTH_OPEN, AUTH_METRICS, AUTH_DATA, AUTH_ADMIN };
+enum auth_result { AUTH_ALLOWED, AUTH_NO_KEY, AUTH_WRONG_KEY, AUTH_NOT_ADMIN, AUTH_NOT_LOCAL };
+
+/* The files hold one key each; NULL: none. NULL on failure, with a sentence. */
+struct auth *auth_create(const char *api_key_file, const char *admin_key_file, bool metrics_open, char *message, size_t size);
+void auth_destroy(struct auth *auth); /* NULL is fine */
+
+/* `header` is the Authorization value or NULL; `local` says that both listener and peer are this machine's. */
+enum auth_result auth_check(const struct auth *auth, enum auth_level level, const char *header, bool local);
+
+#endif

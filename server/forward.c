@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * POST /moe/forward and the OIP infer call: receives the body into staging memory, hands a checked request to the engine with the
+ * connection suspended, and sends the answer from where the engine wrote it.
+ */
+#include "server/forward.h"
+
+#include "server/handlers.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FORWARD_FIRST_CHUNK ((size_t)64 << 10)
+
+/* ---- the body --------------------------------------------------------------------------------------------------- */
+
+static bool forward_acquire(struct http_request *r, struct forward *f, size_t bytes, char **out)
+{
+    void *memory;
+    switch (engine_staging_acquire(f->engine, bytes, &memory)) {
+    case ENGINE_OK: *out = memory; return true;
+    case ENGINE_QUEUE_FULL:
+        http_fail(r, 429, "too_many_bytes_in_flight", "requests in flight hold all of --max-inflight-bytes; try again");
+        return false;
+    case ENGINE_TOO_LARGE:
+        http_fail(r, 413, "too_large", "the body has %zu bytes; --max-inflight-bytes allows %" PRId64, bytes,
+                  r->server->options->max_inflight_bytes);
+        return false;
+    default: http_fail_memory(r); return false;
+    }
+}
+
+static bool forward_begin(struct http_request *r)
+{
+    int64_t limit = r->server->options->max_body_bytes;
+    r->infer = true;
+    if (r->length > limit) {
+        http_fail(r, 413, "too_large", "the body has %" PRId64 " bytes; --max-body-bytes allows %" PRId64, r->length, limit);
+        return false;
+    }
+    if (!model_named(r))
+        return false;
+    struct forward *f = calloc(1, sizeof *f);
+    if (!f) {
+        http_fail_memory(r);
+        return false;
+    }
+    r->state = f;
+    f->engine = server_engine(r->server);
+    size_t bytes = r->length >= 0 ? (size_t)r->length : FORWARD_FIRST_CHUNK < (size_t)limit ? FORWARD_FIRST_CHUNK : (size_t)limit;
+    if (bytes && !forward_acquire(r, f, bytes, &f->body))
+        return false;
+    f->capacity = bytes;
+    return true;
+}
+
+static bool forward_data(struct http_request *r, const char *data, size_t size)
+{
+    struct forward *f = r->state;
+    size_t limit = (size_t)r->server->options->max_body_bytes;
+    if (size > limit - f->length) {
+        http_fail(r, 413, "too_large", "the body has more than the %zu bytes that --max-body-bytes allows", limit);
+        return false;
+    }
+    if (size > f->capacity - f->length) { /* chunked: twice what there is, for a copy that stays linear */
+        size_t wanted = 2 * (f->length + size);
+        char *grown;
+        if (wanted > limit)
+            wanted = limit;
+        if (!forward_acquire(r, f, wanted, &grown))
+            return false;
+        if (f->length)
+            memcpy(grown, f->body, f->length);
+        engine_staging_release(f->engine, f->body);
+        f->body = grown;
+        f->capacity = wanted;
+    }
+    memcpy(f->body + f->length, data, size);
+    f->length += size;
+    return true;
+}
+
+static void forward_destroy(struct http_request *r)
+{
+    struct forward *f = r->state;
+    if (!f)
+        return;
+    forward_release_adapters(f);
+    if (f->parsed)
+        proto_infer_finish(&f->infer);
+    engine_staging_release(f->engine, f->work);
+    engine_staging_release(f->engine, f->body);
+    free(f);
+}
+
+const struct http_body_ops forward_body = {forward_begin, forward_data, forward_destroy};
+
+/* ---- the answer -------------------------------------------------------------------------------------------------- */
+
+/* What a response that is being sent holds on to. */
+struct forward_reply {
+    struct engine *engine;
+    void *work;
+    char *json;
+};
+
+static void forward_reply_free(void *arg)
+{
+    struct forward_reply *reply = arg;
+    engine_staging_release(reply->engine, reply->work);
+    free(reply->json);
+    free(reply);
+}
+
+static void forward_reply_binary(struct http_request *r, struct forward *f, char *json, size_t json_length, size_t bytes)
+{
+    struct forward_reply *reply = malloc(sizeof *reply);
+    struct MHD_IoVec piece[2] = {{json, json_length}, {f->out, bytes}};
+    struct MHD_Response *response = NULL;
+    if (reply) {
+        *reply = (struct forward_reply){f->engine, f->work, json};
+        response = MHD_create_response_from_iovec(piece, 2, forward_reply_free, reply);
+    }
+    if (!response) {
+        free(reply);
+        free(json);
+        http_fail_memory(r);
+        return;
+    }
+    f->work = NULL; /* the response's now */
+    char text[24];
+    snprintf(text, sizeof text, "%zu", json_length);
+    MHD_add_response_header(response, "Content-Type", "application/octet-stream");
+    MHD_add_response_header(response, "Inference-Header-Content-Length", text);
+    http_reply_response(r, 200, response, (int64_t)(json_length + bytes));
+}
+
+static void forward_answer(struct http_request *r, struct forward *f)
+{
+    struct proto_error error;
+    char *json;
+    size_t length;
+    struct proto_answer answer = {
+        .model_name = r->server->model_name,
+        .id = f->infer.id,
+        .path = r->path,
+        .layer = f->layer,
+        .rows = f->rows,
+        .hidden_size = engine_model(f->engine)->hidden_size,
+        .queue_us = r->queue_us,
+        .compute_us = r->compute_us,
+        .dtype = f->request.dtype,
+        .data = f->out,
+        .binary = f->infer.binary_output,
+    };
+    if (proto_answer_write(&answer, &json, &length, &error) != PROTO_OK)
+        http_fail_proto(r, &error);
+    else if (answer.binary)
+        forward_reply_binary(r, f, json, length, (size_t)answer.rows * (size_t)answer.hidden_size * dtype_size(answer.dtype));
+    else
+        http_reply(r, 200, "application/json", json, length);
+}
+
+static void forward_fail(struct http_request *r, enum engine_code code)
+{
+    const char *name;
+    int status = http_engine_status(code, &name);
+    switch (code) {
+    case ENGINE_DEADLINE_EXCEEDED:
+        http_fail(r, status, name, "the request waited longer than --request-timeout-s (%" PRId64 " s)",
+                  r->server->options->request_timeout_s);
+        break;
+    case ENGINE_DRAINING: http_fail(r, status, name, "the server is shutting down"); break;
+    case ENGINE_DEVICE_FAILED: http_fail(r, status, name, "the device has failed; this server is about to exit"); break;
+    default: http_fail(r, status, name, "the engine could not compute the request: %s", engine_code_name(code));
+    }
+}
+
+static void forward_resume(struct http_request *r)
+{
+    struct forward *f = r->state;
+    const struct engine_request *q = &f->request;
+    forward_release_adapters(f);
+    if (q->status == ENGINE_CANCELLED)
+        return; /* nobody is there to answer */
+    r->queue_us = q->queue_ns / 1000;
+    r->compute_us = q->compute_ns / 1000;
+    if (q->status != ENGINE_OK) {
+        forward_fail(r, q->status);
+        return;
+    }
+    r->path = q->path == ENGINE_DECODE ? "decode" : "prefill";
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    atomic_store_explicit(&r->server->last_inference_ms, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000, memory_order_relaxed);
+    forward_answer(r, f);
+    /* The body's memory is free for others while the answer is sent. */
+    engine_staging_release(f->engine, f->body);
+    f->body = NULL;
+}
+
+/* ---- waiting ------------------------------------------------------------------------------------------------------ */
+
+static void forward_done(struct engine_request *q) { http_resume(q->user); }
+
+static bool forward_submit(struct http_request *r)
+{
+    struct forward *f = r->state;
+    struct engine_error error;
+    if (engine_submit(f->engine, &f->request, &error) == ENGINE_OK)
+        return true;
+    http_fail_engine(r, &error);
+    return false;
+}
+
+static void forward_cancel(struct http_request *r)
+{
+    struct forward *f = r->state;
+    engine_cancel(f->engine, &f->request);
+}
+
+void forward_handle(struct http_request *r)
+{
+    struct forward *f = r->state;
+    struct proto_error error;
+    f->parsed = true;
+    if (proto_infer_parse(f->body ? f->body : "", f->length, r->json_length, &f->infer, &error) != PROTO_OK) {
+        http_fail_proto(r, &error);
+        return;
+    }
+    if (!forward_prepare(r, f))
+        return;
+    f->request.deadline_ns = server_now_ns() + r->server->options->request_timeout_s * INT64_C(1000000000);
+    f->request.done = forward_done;
+    f->request.user = r;
+    r->body_ns = server_now_ns();
+    http_suspend(r, forward_submit, forward_cancel, forward_resume);
+}

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The daemon's life: options, listeners, the model, serving, draining.
+ *
+ * Listeners answer from the first moment (live, not ready); the main thread loads the model and then waits for the end. Signals are taken
+ * by a thread of their own: the first starts draining, also while loading, the second ends the process on the spot.
+ */
+#include "server/http.h"
+#include "server/listener.h"
+#include "server/log.h"
+#include "server/notify.h"
+#include "server/route.h"
+#include "server/spool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define MAIN_POLL_MS 100
+#define MAIN_FAILED_S 2 /* after the device failed: time for waiting clients to be told */
+#define MAIN_WORKERS 4
+#define MAIN_WORKERS_WAITING 64
+
+enum { EXIT_GOOD = 0, EXIT_BAD = 1, EXIT_USAGE = 2 };
+
+struct main_state {
+    struct server server;
+    struct listener_set listeners;
+    atomic_bool stop; /* engine_create's cancel too */
+    int wake;
+};
+
+/* ---- signals ----------------------------------------------------------------------------------------------------- */
+
+static sigset_t main_signal_set(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    return set;
+}
+
+static void *main_take_signals(void *arg)
+{
+    struct main_state *m = arg;
+    sigset_t set = main_signal_set();
+    int signal_number = 0;
+    while (sigwait(&set, &signal_number) != 0)
+        ;
+    atomic_store(&m->server.phase, SERVER_DRAINING);
+    atomic_store(&m->stop, true);
+    (void)!write(m->wake, &(uint64_t){1}, sizeof(uint64_t));
+    while (sigwait(&set, &signal_number) != 0)
+        ;
+    listener_unlink_all(&m->listeners);
+    _exit(128 + signal_number);
+}
+
+/* ---- start --------------------------------------------------------------------------------------------------------- */
+
+static void main_raise_descriptors(const struct options *o)
+{
+    /* Two for each connection, and some for files, epoll sets and threads. */
+    struct rlimit limit;
+    rlim_t wanted = 2 * (rlim_t)o->max_connections + 1024;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted)
+        return;
+    limit.rlim_cur = limit.rlim_max == RLIM_INFINITY || limit.rlim_max >= wanted ? wanted : limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < wanted)
+        log_message(LOG_LEVEL_WARNING, "only %" PRIu64 " descriptors are allowed; %" PRIu64 " would serve --max-connections",
+                    (uint64_t)limit.rlim_cur, (uint64_t)wanted);
+}
+
+static const char *main_model_name(const struct options *o, char *text, size_t size)
+{
+    if (o->model_name)
+        return o->model_name;
+    if (!o->model)
+        return "synthetic";
+    char *real = realpath(o->model, NULL);
+    const char *slash = real ? strrchr(real, '/') : NULL;
+    snprintf(text, size, "%s", slash && slash[1] ? slash + 1 : "model");
+    free(real);
+    return text;
+}
+
+static struct engine_options main_engine_options(const struct options *o)
+{
+    return (struct engine_options){
+        .model = o->model,
+        .synthetic = o->synthetic,
+        .family = o->family,
+        .layers = o->layers,
+        .experts = o->experts,
+        .dtype = o->dtype,
+        .device = o->device,
+        .threads = (int)o->threads,
+        .max_batch_rows = o->max_batch_rows,
+        .queue_rows = o->queue_rows,
+        .batch_wait_us = o->batch_wait_us,
+        .max_adapters = (int)o->max_adapters,
+        .max_adapter_bytes = o->max_adapter_bytes,
+        .adapter_root = o->adapter_root,
+        .max_inflight_bytes = o->max_inflight_bytes,
+        .log = log_from_engine,
+    };
+}
+
+/* --adapter NAME=PATH, each before the first request. */
+static bool main_install_adapters(const struct main_state *m, struct engine *engine)
+{
+    const struct options_list *list = &m->server.options->adapter;
+    for (size_t i = 0; i < list->count && !atomic_load(&m->stop); i++) {
+        const char *equals = strchr(list->item[i], '=');
+        char name[ENGINE_ADAPTER_NAME_MAX + 1];
+        if (!equals || (size_t)(equals - list->item[i]) >= sizeof name) {
+            log_message(LOG_LEVEL_ERROR, "--adapter %s: wanted NAME=PATH", list->item[i]);
+            return false;
+        }
+        memcpy(name, list->item[i], (size_t)(equals - list->item[i]));
+        name[equals - list->item[i]] = '\0';
+        int fd = open(equals + 1, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0) {
+            log_message(LOG_LEVEL_ERROR, "--adapter %s: %s", list->item[i], strerror(errno));
+            return false;
+        }
+        struct engine_adapter_info info;
+        struct engine_error error;
+        bool replaced;
+        enum engine_code code = engine_adapter_install_fd(engine, name, fd, false, &info, &replaced, &error);
+        close(fd);
+        if (code != ENGINE_OK) {
+            log_message(LOG_LEVEL_ERROR, "--adapter %s: %s", list->item[i], error.message);
+            return false;
+        }
+        engine_adapter_info_finish(&info);
+    }
+    return true;
+}
+
+static struct engine *main_load(struct main_state *m)
+{
+    struct log_progress progress;
+    struct engine_options options = main_engine_options(m->server.options);
+    struct engine *engine = NULL;
+    struct engine_error error;
+    log_progress_begin(&progress, "loading weights");
+    options.progress = log_progress_update;
+    options.progress_arg = &progress;
+    enum engine_code code = engine_create(&options, &m->stop, &engine, &error);
+    log_progress_end(&progress);
+    if (code != ENGINE_OK) {
+        if (code != ENGINE_CANCELLED)
+            log_message(LOG_LEVEL_ERROR, "%s", error.message);
+        return NULL;
+    }
+    if (main_install_adapters(m, engine))
+        return engine;
+    engine_destroy(engine);
+    return NULL;
+}
+
+/* ---- serving and the end -------------------------------------------------------------------------------------------- */
+
+static void main_wait(struct main_state *m, int64_t timeout_ms)
+{
+    struct pollfd p = {.fd = m->wake, .events = POLLIN};
+    poll(&p, 1, (int)timeout_ms);
+}
+
+/* Waits until no request is open; false when the time is up first. */
+static bool main_wait_requests(const struct main_state *m, int64_t timeout_ms)
+{
+    for (int64_t until = server_now_ns() + timeout_ms * 1000000; atomic_load(&m->server.requests) > 0;) {
+        if (server_now_ns() >= until)
+            return false;
+        usleep(5000);
+    }
+    return true;
+}
+
+/* Serves until a signal or a failure. Returns the exit status so far. */
+static int main_serve(struct main_state *m, struct engine *engine)
+{
+    int ready = SERVER_LOADING;
+    atomic_store_explicit(&m->server.engine, engine, memory_order_release);
+    if (atomic_compare_exchange_strong(&m->server.phase, &ready, SERVER_READY)) {
+        notify_manager("READY=1");
+        log_message(LOG_LEVEL_INFO, "ready");
+    }
+    while (!atomic_load(&m->stop) && !engine_failed(engine))
+        main_wait(m, MAIN_POLL_MS);
+    bool failed = engine_failed(engine);
+    notify_manager("STOPPING=1");
+    int64_t limit_ms = m->server.options->drain_timeout_s * 1000;
+    if (failed) {
+        log_message(LOG_LEVEL_ERROR, "the device has failed; leaving");
+        usleep(MAIN_FAILED_S * 1000000); /* so that whoever asks is told why, and probes see it */
+    } else {
+        log_message(LOG_LEVEL_INFO, "draining, at most %" PRId64 " s", m->server.options->drain_timeout_s);
+    }
+    engine_begin_drain(engine);
+    bool drained = main_wait_requests(m, limit_ms);
+    if (!drained)
+        log_message(LOG_LEVEL_WARNING, "drain timed out with %d requests open", atomic_load(&m->server.requests));
+    return failed || !drained ? EXIT_BAD : EXIT_GOOD;
+}
+
+static int main_run(struct main_state *m)
+{
+    struct server *s = &m->server;
+    const struct options *o = s->options;
+    char message[512] = "out of memory or descriptors";
+    const char *route[64];
+    int status = EXIT_BAD;
+    struct http *http = NULL;
+    struct engine *engine = NULL;
+    pthread_t signals;
+
+    for (size_t i = 0; i <= route_count; i++)
+        route[i] = route_table[i].pattern;
+    m->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->auth = auth_create(o->api_key_file, o->admin_key_file, o->metrics_open, message, sizeof message);
+    s->spool = s->auth ? spool_create(o->spool_dir, message, sizeof message) : NULL;
+    if (!s->spool || !listener_open_all(&m->listeners, &o->listen, message, sizeof message)) {
+        log_message(LOG_LEVEL_ERROR, "%s", message);
+        goto out;
+    }
+    s->metrics = metrics_create(route, route_count + 1);
+    s->watch = watch_create();
+    s->workers = workers_create(MAIN_WORKERS, MAIN_WORKERS_WAITING);
+    if (m->wake >= 0 && s->metrics && s->watch && s->workers)
+        http = http_start(s, &m->listeners, message, sizeof message);
+    if (!http || pthread_create(&signals, NULL, main_take_signals, m) != 0) {
+        log_message(LOG_LEVEL_ERROR, "%s", message);
+        goto out;
+    }
+    pthread_detach(signals);
+    for (size_t i = 0; i < m->listeners.count; i++)
+        dprintf(STDERR_FILENO, "listening on %s\n", m->listeners.item[i].text);
+
+    engine = main_load(m);
+    if (engine)
+        status = main_serve(m, engine);
+    else if (atomic_load(&m->stop))
+        status = EXIT_GOOD;
+    if (atomic_load(&s->suspended) > 0) {
+        /* Neither libmicrohttpd nor the engine can be stopped under them. */
+        listener_unlink_all(&m->listeners);
+        _exit(EXIT_BAD);
+    }
+
+out:
+    http_stop(http);
+    workers_destroy(s->workers);
+    atomic_store(&s->engine, NULL);
+    engine_destroy(engine);
+    watch_destroy(s->watch);
+    metrics_destroy(s->metrics);
+    listener_close_all(&m->listeners);
+    spool_destroy(s->spool);
+    auth_destroy(s->auth);
+    if (m->wake >= 0)
+        close(m->wake);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    static struct main_state state; /* the signal thread outlives main's frame */
+    struct options options;
+    char message[512], name[256];
+    enum log_format format = LOG_FORMAT_TEXT;
+    enum log_level level = LOG_LEVEL_INFO;
+
+    sigset_t set = main_signal_set();
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    if (!options_parse(&options, argc, argv, message, sizeof message)) {
+        fprintf(stderr, "expertd: %s\n", message);
+        return EXIT_USAGE;
+    }
+    if (options.help) {
+        options_print_help(stdout);
+        options_finish(&options);
+        return EXIT_GOOD;
+    }
+    if (options.version) {
+        printf("expertd %s\n", EXPERTD_VERSION);
+        options_finish(&options);
+        return EXIT_GOOD;
+    }
+    log_format_parse(options.log_format, &format);
+    log_level_parse(options.log_level, &level);
+    log_init(STDERR_FILENO, format, level);
+    int status;
+    if (options.check) {
+        struct engine_options engine = main_engine_options(&options);
+        status = engine_check(options.check, &engine, stdout) == ENGINE_OK ? EXIT_GOOD : EXIT_BAD;
+    } else {
+        main_raise_descriptors(&options);
+        state.server.options = &options;
+        state.server.model_name = main_model_name(&options, name, sizeof name);
+        state.server.started_at = time(NULL);
+        state.wake = -1;
+        status = main_run(&state);
+    }
+    options_finish(&options);
+    return status;
+}

@@ -291,8 +291,10 @@ static void help_shows_every_option_and_default(void **state)
         char expected[64];
         snprintf(expected, sizeof expected, "\n  --%s%s%s\n", row->name, row->value ? " " : "", row->value ? row->value : "");
         const char *at = strstr(text, expected);
-        if (!at)
+        if (!at) {
             fail_msg("--help lacks %s", row->name);
+            break;
+        }
         if (row->default_text) {
             const char *next = strstr(at + 1, "\n  --");
             const char *shown = strstr(at, "Default:");

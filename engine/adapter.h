@@ -20,7 +20,7 @@
  * in the model's operand type, owned by the adapter_data. gate and up of one expert may share `a`. */
 struct adapter_delta {
     int32_t layer_index; /* among the model's layers */
-    int32_t expert;      /* among those held */
+    int32_t expert; /* among those held */
     enum kernel_projection projection;
     int32_t rank;
     float scale;
@@ -30,8 +30,8 @@ struct adapter_delta {
 struct adapter_data {
     struct adapter_delta *delta; /* sorted by layer_index, expert, projection */
     size_t deltas;
-    int32_t rank;              /* largest */
-    int64_t tensors, ignored;  /* together every tensor of the file */
+    int32_t rank; /* largest */
+    int64_t tensors, ignored; /* together every tensor of the file */
     char **warnings;
     int32_t warning_count;
     void *memory;

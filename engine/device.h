@@ -17,16 +17,16 @@ struct device;
 
 struct device_options {
     const char *device; /* "auto", "cpu", "cuda", "cuda:N" */
-    const char *isa;    /* CPU kernels: NULL or "auto", "ref", or a name of kernels_cpu_isa; tests force one */
+    const char *isa; /* CPU kernels: NULL or "auto", "ref", or a name of kernels_cpu_isa; tests force one */
     int threads;
 };
 
 /* Bounds known after the model's header was read: sizes scratch and staging. */
 struct device_limits {
     struct kernel_dims dims;
-    int32_t max_rows;   /* rows of a batch */
-    int32_t max_slots;  /* slots of a batch */
-    int32_t adapters;   /* adapter slots */
+    int32_t max_rows; /* rows of a batch */
+    int32_t max_slots; /* slots of a batch */
+    int32_t adapters; /* adapter slots */
     int32_t layers;
 };
 
@@ -36,7 +36,7 @@ struct device_batch {
     struct kernel_weights weights;
     enum kernel_path path;
     int32_t layer_index; /* 0..layers-1, position among the layers held: selects the adapter table */
-    bool adapted;        /* some row has an adapter: false skips every adapter step */
+    bool adapted; /* some row has an adapter: false skips every adapter step */
     struct kernel_batch batch;
 };
 
@@ -79,10 +79,10 @@ struct device {
     const struct device_ops *ops;
     const struct kernel_table *kernels;
     const char *kind; /* "cpu", "cuda" */
-    char id[32];      /* "cpu", "cuda:0" */
-    char name[128];   /* for people: "NVIDIA H200", "avx512bf16, 16 threads" */
+    char id[32]; /* "cpu", "cuda:0" */
+    char name[128]; /* for people: "NVIDIA H200", "avx512bf16, 16 threads" */
     int threads;
-    int depth;        /* batches that may be in flight: 1 on the CPU */
+    int depth; /* batches that may be in flight: 1 on the CPU */
     bool direct_memory;
     int64_t default_batch_rows;
     size_t scratch_bytes; /* after prepare */

@@ -23,20 +23,20 @@ struct engine;
 /* ---- start and stop ------------------------------------------------------------------------------------ */
 
 struct engine_options {
-    const char *model;     /* folder of a checkpoint; NULL with synthetic */
+    const char *model; /* folder of a checkpoint; NULL with synthetic */
     const char *synthetic; /* "E=64,K=8,H=2048,I=1024,L=1": random weights of that shape (also ACT=, SEED=) */
-    const char *family;    /* NULL: from config.json and the tensors */
-    const char *layers;    /* "0-3,7": NULL all */
-    const char *experts;   /* "0-31": NULL all */
-    const char *dtype;     /* "bf16", "fp16" or NULL: bf16, but fp16 for fp16 files */
-    const char *device;    /* "auto", "cpu", "cuda", "cuda:N" */
-    int threads;           /* 0: all cores */
+    const char *family; /* NULL: from config.json and the tensors */
+    const char *layers; /* "0-3,7": NULL all */
+    const char *experts; /* "0-31": NULL all */
+    const char *dtype; /* "bf16", "fp16" or NULL: bf16, but fp16 for fp16 files */
+    const char *device; /* "auto", "cpu", "cuda", "cuda:N" */
+    int threads; /* 0: all cores */
     int64_t max_batch_rows; /* rows computed at once; larger batches run in windows. 0: the device's default */
-    int64_t queue_rows;    /* rows waiting and running */
+    int64_t queue_rows; /* rows waiting and running */
     int64_t batch_wait_us; /* how long a lone request waits for company */
-    int max_adapters;      /* adapter slots */
+    int max_adapters; /* adapter slots */
     int64_t max_adapter_bytes; /* an adapter's file on disk */
-    const char *adapter_root;  /* NULL: no install by path */
+    const char *adapter_root; /* NULL: no install by path */
     int64_t max_inflight_bytes; /* staging memory */
     /* Loading progress, from one thread at a time; NULL: none. `done` and `total` in bytes. */
     void (*progress)(void *arg, int64_t done, int64_t total);
@@ -68,17 +68,17 @@ enum engine_code engine_check(const char *path, const struct engine_options *opt
 /* ---- the model ----------------------------------------------------------------------------------------- */
 
 struct engine_model_info {
-    const char *family;      /* "qwen3_moe", "synthetic", ... */
-    const char *device;      /* "cpu", "cuda:0" */
+    const char *family; /* "qwen3_moe", "synthetic", ... */
+    const char *device; /* "cpu", "cuda:0" */
     const char *device_name; /* "NVIDIA H200", the CPU's kernels ("avx512bf16"), ... */
-    const char *activation;  /* "silu", "gelu", "gelu_tanh", "gpt_oss" */
+    const char *activation; /* "silu", "gelu", "gelu_tanh", "gpt_oss" */
     bool weight_on_input;
     enum dtype weight_dtype;
     int32_t hidden_size, intermediate_size;
-    int32_t experts;         /* of the model: ids are 0..experts-1 */
+    int32_t experts; /* of the model: ids are 0..experts-1 */
     int32_t experts_held;
     const int32_t *held_experts; /* [experts_held], ascending */
-    int32_t top_k;           /* of the checkpoint's config; 0 unknown */
+    int32_t top_k; /* of the checkpoint's config; 0 unknown */
     int32_t layers_held;
     const int32_t *held_layers; /* [layers_held], ascending */
     int32_t threads;
@@ -102,15 +102,15 @@ struct engine_adapter_info {
     char name[ENGINE_ADAPTER_NAME_MAX + 1];
     int32_t id;
     enum engine_adapter_state state;
-    int32_t rank;        /* largest */
-    int32_t *layers;     /* [layer_count], ascending: layers with adapted experts that this server holds */
+    int32_t rank; /* largest */
+    int32_t *layers; /* [layer_count], ascending: layers with adapted experts that this server holds */
     int32_t layer_count;
-    int64_t experts;     /* (layer, expert) pairs adapted */
+    int64_t experts; /* (layer, expert) pairs adapted */
     bool gate, up, down; /* projections adapted anywhere */
     int64_t tensors, ignored;
     char **warnings;
     int32_t warning_count;
-    int64_t bytes;       /* device memory */
+    int64_t bytes; /* device memory */
     int64_t in_flight, rows_served;
     int64_t installed_at; /* seconds since 1970 */
 };
@@ -137,7 +137,7 @@ enum engine_code engine_adapter_list(struct engine *engine, struct engine_adapte
 /* References: a request holds one on each adapter it names, from before it is submitted until it has completed. */
 struct engine_adapter;
 struct engine_adapter *engine_adapter_acquire_name(struct engine *engine, const char *name, size_t len); /* NULL: none ready */
-struct engine_adapter *engine_adapter_acquire_id(struct engine *engine, int64_t id);                    /* NULL: unknown or removed */
+struct engine_adapter *engine_adapter_acquire_id(struct engine *engine, int64_t id); /* NULL: unknown or removed */
 void engine_adapter_release(struct engine *engine, struct engine_adapter *adapter);
 const char *engine_adapter_name(const struct engine_adapter *adapter);
 
@@ -150,18 +150,18 @@ enum engine_mode { ENGINE_AUTO, ENGINE_DECODE, ENGINE_PREFILL };
 struct engine_request {
     int32_t layer; /* held, or submit says ENGINE_LAYER_NOT_FOUND */
     enum engine_mode mode;
-    int32_t rows;        /* T >= 1 */
-    enum dtype dtype;    /* of hidden and out: BF16, FP16, FP32 */
-    const void *hidden;  /* [T, H], any alignment */
-    void *out;           /* [T, H], any alignment; written only if the status is ENGINE_OK */
-    int32_t k;                  /* K when every row owns K slots, else 0 and row_slots is set */
-    const int32_t *row_slots;   /* [T + 1] or NULL: row t owns slots row_slots[t] .. row_slots[t+1]-1 */
-    const int32_t *expert_ids;  /* [slots] -1 or an id of the model, 0..experts-1 */
+    int32_t rows; /* T >= 1 */
+    enum dtype dtype; /* of hidden and out: BF16, FP16, FP32 */
+    const void *hidden; /* [T, H], any alignment */
+    void *out; /* [T, H], any alignment; written only if the status is ENGINE_OK */
+    int32_t k; /* K when every row owns K slots, else 0 and row_slots is set */
+    const int32_t *row_slots; /* [T + 1] or NULL: row t owns slots row_slots[t] .. row_slots[t+1]-1 */
+    const int32_t *expert_ids; /* [slots] -1 or an id of the model, 0..experts-1 */
     const float *expert_weights; /* [slots] finite where the id is not -1 */
     struct engine_adapter *const *adapters; /* [adapter_count] references held by the caller */
     int32_t adapter_count;
     const int32_t *row_adapter; /* [T] index into adapters or -1; NULL: adapters[0] for every row, or base if there are none */
-    int64_t deadline_ns;        /* CLOCK_MONOTONIC; 0 none */
+    int64_t deadline_ns; /* CLOCK_MONOTONIC; 0 none */
     /* Called exactly once after a successful submit, from an engine thread, with no lock held. Must not block. */
     void (*done)(struct engine_request *request);
     void *user;
@@ -170,7 +170,7 @@ struct engine_request {
     enum engine_code status;
     enum engine_mode path; /* ENGINE_DECODE or ENGINE_PREFILL */
     int64_t queue_ns, compute_ns;
-    int32_t batch_rows;    /* rows of the largest batch it was part of */
+    int32_t batch_rows; /* rows of the largest batch it was part of */
 
     /* The engine's own. */
     struct engine_request *next;

@@ -10,25 +10,25 @@
 
 enum engine_code {
     ENGINE_OK = 0,
-    ENGINE_BAD_OPTION,           /* a start option makes no sense, alone or with this model or machine */
-    ENGINE_BAD_CHECKPOINT,       /* the model's files are damaged, incomplete or of a kind we don't serve */
-    ENGINE_BAD_ADAPTER,          /* the adapter's files are damaged or don't fit the model */
-    ENGINE_ADAPTER_UNSUPPORTED,  /* the adapter uses a feature we refuse; the sentence names the field */
-    ENGINE_FORBIDDEN_PATH,       /* the path leaves the adapter root, or there is no root */
-    ENGINE_BAD_REQUEST,          /* a name or value of the caller's is malformed */
+    ENGINE_BAD_OPTION, /* a start option makes no sense, alone or with this model or machine */
+    ENGINE_BAD_CHECKPOINT, /* the model's files are damaged, incomplete or of a kind we don't serve */
+    ENGINE_BAD_ADAPTER, /* the adapter's files are damaged or don't fit the model */
+    ENGINE_ADAPTER_UNSUPPORTED, /* the adapter uses a feature we refuse; the sentence names the field */
+    ENGINE_FORBIDDEN_PATH, /* the path leaves the adapter root, or there is no root */
+    ENGINE_BAD_REQUEST, /* a name or value of the caller's is malformed */
     ENGINE_ADAPTER_EXISTS,
     ENGINE_ADAPTER_NOT_FOUND,
     ENGINE_LAYER_NOT_FOUND,
-    ENGINE_TOO_LARGE,            /* more rows than the queue could ever hold; adapter over its byte limit */
-    ENGINE_QUEUE_FULL,           /* try again soon */
-    ENGINE_DEADLINE_EXCEEDED,    /* dropped before compute */
-    ENGINE_CANCELLED,            /* the client went away; dropped before compute */
+    ENGINE_TOO_LARGE, /* more rows than the queue could ever hold; adapter over its byte limit */
+    ENGINE_QUEUE_FULL, /* try again soon */
+    ENGINE_DEADLINE_EXCEEDED, /* dropped before compute */
+    ENGINE_CANCELLED, /* the client went away; dropped before compute */
     ENGINE_DRAINING,
-    ENGINE_DEVICE_FAILED,        /* sticky; the process must be restarted */
-    ENGINE_OUT_OF_MEMORY,        /* host memory */
+    ENGINE_DEVICE_FAILED, /* sticky; the process must be restarted */
+    ENGINE_OUT_OF_MEMORY, /* host memory */
     ENGINE_OUT_OF_DEVICE_MEMORY,
     ENGINE_ADAPTER_SLOTS_FULL,
-    ENGINE_IO,                   /* a file can't be read; the sentence has the path and errno's text */
+    ENGINE_IO, /* a file can't be read; the sentence has the path and errno's text */
     ENGINE_INTERNAL,
 };
 

@@ -19,8 +19,8 @@ struct model_layer {
 struct model {
     char family[64]; /* model_type of the config, "synthetic", or the layout's name */
     struct kernel_dims dims; /* dims.experts counts those held */
-    int32_t experts;      /* of the checkpoint */
-    int32_t top_k;        /* of the config; 0 unknown */
+    int32_t experts; /* of the checkpoint */
+    int32_t top_k; /* of the config; 0 unknown */
     int32_t *held_experts; /* [dims.experts], ascending */
     int32_t *local_expert; /* [experts] index among the held ones, or -1 */
     struct model_layer *layer; /* [layers], ascending */
@@ -30,10 +30,10 @@ struct model {
     enum kernel_activation activation;
     bool weight_on_input;
     enum model_fused fused; /* order of gate and up in a fused gate_up, also in adapters for it */
-    bool transposed;        /* fused parameters are [E, in, out] in the family's own model (gpt_oss, llama4) */
-    int64_t weight_bytes;   /* device memory */
-    struct device *device;  /* not owned */
-    void *memory;           /* the model's own bookkeeping of device memory */
+    bool transposed; /* fused parameters are [E, in, out] in the family's own model (gpt_oss, llama4) */
+    int64_t weight_bytes; /* device memory */
+    struct device *device; /* not owned */
+    void *memory; /* the model's own bookkeeping of device memory */
 };
 
 /* Reads options->model or makes options->synthetic; only the model options are looked at. */

@@ -20,8 +20,28 @@
 
 /* Element types a header may name; only BF16, F16 and F32 are ever read as numbers. */
 enum safetensors_dtype {
-    ST_BOOL, ST_U8, ST_I8, ST_F8_E4M3, ST_F8_E5M2, ST_F8_E8M0, ST_I16, ST_U16, ST_F16, ST_BF16, ST_I32, ST_U32, ST_F32, ST_F64, ST_I64, ST_U64,
-    ST_F4, ST_F6_E2M3, ST_F6_E3M2, ST_F8_E4M3FNUZ, ST_F8_E5M2FNUZ, ST_C64,
+    ST_BOOL,
+    ST_U8,
+    ST_I8,
+    ST_F8_E4M3,
+    ST_F8_E5M2,
+    ST_F8_E8M0,
+    ST_I16,
+    ST_U16,
+    ST_F16,
+    ST_BF16,
+    ST_I32,
+    ST_U32,
+    ST_F32,
+    ST_F64,
+    ST_I64,
+    ST_U64,
+    ST_F4,
+    ST_F6_E2M3,
+    ST_F6_E3M2,
+    ST_F8_E4M3FNUZ,
+    ST_F8_E5M2FNUZ,
+    ST_C64,
 };
 
 struct safetensors_tensor {
@@ -36,9 +56,11 @@ struct safetensors_file;
 
 /* Opens dir_fd/name (regular files only; symlinks are followed, see path.h for roots) and checks it whole. `bad` is the
  * code for faults in the content: ENGINE_BAD_CHECKPOINT or ENGINE_BAD_ADAPTER. Sentences name the file and the tensor. */
-enum engine_code safetensors_open(int dir_fd, const char *name, enum engine_code bad, struct safetensors_file **out, struct engine_error *error);
+enum engine_code safetensors_open(int dir_fd, const char *name, enum engine_code bad, struct safetensors_file **out,
+                                  struct engine_error *error);
 /* The same for an open descriptor, which the file takes over (also on failure). `name` is for messages. */
-enum engine_code safetensors_open_fd(int fd, const char *name, enum engine_code bad, struct safetensors_file **out, struct engine_error *error);
+enum engine_code safetensors_open_fd(int fd, const char *name, enum engine_code bad, struct safetensors_file **out,
+                                     struct engine_error *error);
 void safetensors_close(struct safetensors_file *file); /* NULL is fine */
 
 const char *safetensors_name(const struct safetensors_file *file);

@@ -41,10 +41,10 @@ enum kernel_status {
 enum kernel_projection { KERNEL_GATE = 0, KERNEL_UP = 1, KERNEL_DOWN = 2, KERNEL_PROJECTIONS = 3 };
 
 enum kernel_activation {
-    KERNEL_ACT_SILU = 0,      /* silu(g) * u */
-    KERNEL_ACT_GELU = 1,      /* g * Phi(g) * u, with erf */
+    KERNEL_ACT_SILU = 0, /* silu(g) * u */
+    KERNEL_ACT_GELU = 1, /* g * Phi(g) * u, with erf */
     KERNEL_ACT_GELU_TANH = 2, /* the tanh approximation of gelu */
-    KERNEL_ACT_GPT_OSS = 3,   /* g = min(g,7), u = clamp(u,+-7): (u+1) * g * sigmoid(1.702 g); clamps keep NaN */
+    KERNEL_ACT_GPT_OSS = 3, /* g = min(g,7), u = clamp(u,+-7): (u+1) * g * sigmoid(1.702 g); clamps keep NaN */
 };
 
 enum kernel_path { KERNEL_DECODE = 0, KERNEL_PREFILL = 1, KERNEL_PATHS = 2 };
@@ -58,19 +58,19 @@ enum kernel_path { KERNEL_DECODE = 0, KERNEL_PREFILL = 1, KERNEL_PATHS = 2 };
  * true size hold zeros in weights, and zeros in x and h. */
 struct kernel_dims {
     int32_t experts; /* held here, 1..KERNEL_MAX_EXPERTS */
-    int32_t hidden;  /* H */
-    int32_t inter;   /* I */
+    int32_t hidden; /* H */
+    int32_t inter; /* I */
     int32_t hidden_pad; /* leading dimension, in elements, of x and y rows */
-    int32_t inter_pad;  /* leading dimension of h rows */
-    enum dtype op;      /* DTYPE_BF16 or DTYPE_FP16: weights, x, s, h, y */
+    int32_t inter_pad; /* leading dimension of h rows */
+    enum dtype op; /* DTYPE_BF16 or DTYPE_FP16: weights, x, s, h, y */
 };
 
 /* One layer's resident weights. gate_up holds, per expert, both projections in the back end's own layout. */
 struct kernel_weights {
     const void *gate_up; /* experts * gate_up_bytes(dims) */
-    const void *down;    /* experts * down_bytes(dims) */
+    const void *down; /* experts * down_bytes(dims) */
     const float *gate_bias, *up_bias; /* [experts, inter_pad] or NULL */
-    const float *down_bias;           /* [experts, hidden_pad] or NULL */
+    const float *down_bias; /* [experts, hidden_pad] or NULL */
     enum kernel_activation activation;
     bool weight_on_input;
 };
@@ -85,31 +85,31 @@ struct kernel_span {
  * Filler rows (that round a batch up to a captured shape) have slots = 0, adapter = -1, in = out = 0. */
 struct kernel_row {
     uint64_t in, out;
-    int32_t dtype;      /* enum dtype, BF16, FP16 or FP32 */
-    int32_t adapter;    /* adapter slot, or -1 for the base model */
+    int32_t dtype; /* enum dtype, BF16, FP16 or FP32 */
+    int32_t adapter; /* adapter slot, or -1 for the base model */
     int32_t first_slot; /* the row owns slots [first_slot, first_slot + slots), in slot order */
     int32_t slots;
 };
 
 /* All arrays in device memory, written by the caller. Slots of row 0 come first, then row 1, ... */
 struct kernel_batch {
-    int32_t rows;               /* T */
-    int32_t slots;              /* N, the sum of rows' slots */
+    int32_t rows; /* T */
+    int32_t slots; /* N, the sum of rows' slots */
     const struct kernel_row *row; /* [T] */
-    const int32_t *slot_row;    /* [N] */
+    const int32_t *slot_row; /* [N] */
     const int32_t *slot_expert; /* [N] index into the experts held, or -1: contributes nothing */
-    const float *slot_weight;   /* [N] routing weight */
+    const float *slot_weight; /* [N] routing weight */
 };
 
 /* Output of route; device memory of the caller. Positions 0..valid-1 list the valid slots (expert >= 0)
  * sorted by (expert, adapter), equal keys in slot order; valid = expert_offset[experts]. */
 struct kernel_routing {
-    int32_t *order;         /* [N] slot at each position */
-    int32_t *position;      /* [N] position of each slot; -1 where the slot is skipped */
+    int32_t *order; /* [N] slot at each position */
+    int32_t *position; /* [N] position of each slot; -1 where the slot is skipped */
     int32_t *expert_offset; /* [experts + 1] first position of each expert */
     int32_t *segment_count; /* [1] number of (expert, adapter) segments, in order of position */
     int32_t *segment_begin; /* [N + 1] first position of each segment; the entry past the last holds `valid` */
-    int32_t *segment_expert;  /* [N] */
+    int32_t *segment_expert; /* [N] */
     int32_t *segment_adapter; /* [N] adapter slot or -1 */
 };
 
@@ -125,7 +125,7 @@ struct kernel_lora_entry {
 /* A layer's adapters. The table lies at a fixed device address and changes between batches only. */
 struct kernel_lora {
     const struct kernel_lora_entry *entry; /* [adapters, experts, KERNEL_PROJECTIONS]; NULL: no row is adapted */
-    int32_t adapters;                      /* adapter slots; a row's slot is below this */
+    int32_t adapters; /* adapter slots; a row's slot is below this */
     int32_t max_rank; /* leading dimension of s_gate, s_up, s_down rows; a multiple of KERNEL_RANK_PAD */
 };
 
@@ -137,11 +137,11 @@ struct kernel_forward {
     struct kernel_routing routing;
     struct kernel_lora lora;
     enum kernel_path path;
-    void *x;                       /* op [T, hidden_pad] */
-    void *h;                       /* op [N, inter_pad] */
-    void *y;                       /* op [N, hidden_pad] */
-    void *s_gate, *s_up, *s_down;  /* op [N, max_rank]; unused when lora.entry is NULL */
-    void *work;                    /* work_bytes of the table; contents need not survive between steps */
+    void *x; /* op [T, hidden_pad] */
+    void *h; /* op [N, inter_pad] */
+    void *y; /* op [N, hidden_pad] */
+    void *s_gate, *s_up, *s_down; /* op [N, max_rank]; unused when lora.entry is NULL */
+    void *work; /* work_bytes of the table; contents need not survive between steps */
 };
 
 struct kernel_stream; /* an execution context of one back end */

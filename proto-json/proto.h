@@ -20,12 +20,12 @@
 
 enum proto_code {
     PROTO_OK = 0,
-    PROTO_BAD_JSON,             /* not JSON: syntax, UTF-8, depth, duplicate keys; the sentence has line or offset */
-    PROTO_BAD_REQUEST,          /* JSON, but not what this call takes */
-    PROTO_BAD_TENSOR,           /* a tensor's data doesn't fit its shape or datatype */
+    PROTO_BAD_JSON, /* not JSON: syntax, UTF-8, depth, duplicate keys; the sentence has line or offset */
+    PROTO_BAD_REQUEST, /* JSON, but not what this call takes */
+    PROTO_BAD_TENSOR, /* a tensor's data doesn't fit its shape or datatype */
     PROTO_SHAPE_MISMATCH,
     PROTO_UNSUPPORTED_DATATYPE,
-    PROTO_NON_FINITE_OUTPUT,    /* when writing: JSON can't hold it */
+    PROTO_NON_FINITE_OUTPUT, /* when writing: JSON can't hold it */
     PROTO_OUT_OF_MEMORY,
 };
 
@@ -64,7 +64,7 @@ struct proto_infer {
     bool has_layer;
     int64_t layer;
     enum proto_mode mode;
-    char *adapter;      /* NULL: none */
+    char *adapter; /* NULL: none */
     bool binary_output; /* from `outputs`' entry for "hidden", else from binary_data_output */
     struct proto_tensor input[PROTO_MAX_INPUTS];
     int32_t inputs;
@@ -83,7 +83,7 @@ bool proto_bytes_next(const struct proto_tensor *tensor, size_t *cursor, const c
 
 struct proto_answer {
     const char *model_name;
-    const char *id;  /* NULL: none */
+    const char *id; /* NULL: none */
     const char *path; /* "decode" or "prefill" */
     int64_t layer, rows, hidden_size;
     int64_t queue_us, compute_us;

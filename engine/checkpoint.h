@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The files of a checkpoint folder: one model.safetensors, or shards under a model.safetensors.index.json. Knows every
+ * tensor's name at once and opens a shard only when a tensor of it is wanted.
+ */
+#ifndef EXPERTD_ENGINE_CHECKPOINT_H
+#define EXPERTD_ENGINE_CHECKPOINT_H
+
+#include "engine/faults.h"
+#include "engine/safetensors.h"
+
+struct checkpoint;
+
+enum engine_code checkpoint_open(const char *folder, struct checkpoint **out, struct engine_error *error);
+void checkpoint_close(struct checkpoint *checkpoint); /* NULL is fine */
+
+int checkpoint_dir_fd(const struct checkpoint *checkpoint);
+/* Sorted by name. */
+size_t checkpoint_count(const struct checkpoint *checkpoint);
+const char *checkpoint_tensor_name(const struct checkpoint *checkpoint, size_t index);
+
+/* Opens the shard if that has not been done. False: there is a fault, which has been added unless it was before. */
+bool checkpoint_resolve(struct checkpoint *checkpoint, size_t index, const struct safetensors_file **file,
+                        const struct safetensors_tensor **tensor, struct faults *faults);
+/* Position of an opened file among the checkpoint's. */
+int32_t checkpoint_file_index(const struct checkpoint *checkpoint, size_t index);
+int32_t checkpoint_files(const struct checkpoint *checkpoint);
+int32_t checkpoint_files_opened(const struct checkpoint *checkpoint);
+
+#endif

@@ -73,8 +73,8 @@ enum engine_code config_load_json(int dir_fd, const char *name, size_t limit, en
     int fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
         return engine_fail(error, ENGINE_IO, "%s: %s", name, strerror(errno));
-    char *text;
-    size_t length;
+    char *text = NULL;
+    size_t length = 0;
     enum engine_code code = read_text(fd, name, limit, bad, &text, &length, error);
     close(fd);
     if (code)

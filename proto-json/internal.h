@@ -44,6 +44,8 @@ void proto_text_append(struct proto_text *text, const char *bytes, size_t length
 void proto_text_format(struct proto_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A JSON string with its quotes; bytes that are not UTF-8 become U+FFFD. */
 void proto_text_string(struct proto_text *text, const char *bytes, size_t length);
+/* Bytes used by the escape at `p`, behind its backslash, two for a pair of surrogates; 0: not one. */
+size_t proto_escape_read(const char *p, const char *end, uint32_t *code_point);
 /* The finished text, which the caller frees; NULL after a failure. */
 char *proto_text_finish(struct proto_text *text, size_t *length);
 

@@ -2,8 +2,8 @@
  *
  * The structure of a JSON text: one pass that bounds its depth and cuts the data arrays out, before jansson checks the rest.
  *
- * The pass decides only where strings, members and elements begin and end. Whatever else makes a text JSON or not (numbers,
- * literals, escapes, UTF-8, duplicates) is left to jansson, which sees every byte but the data arrays.
+ * The pass checks grammar, strings and numbers as jansson does, so that of a text that passes jansson can refuse only duplicates,
+ * numbers out of range and U+0000: it has no reliable way to say that memory ran out. Both see every byte but the data arrays.
  */
 #include "proto-json/internal.h"
 
@@ -28,21 +28,69 @@ static bool walk_fail(struct walk *w, const char *sentence)
     return false;
 }
 
-static bool walk_string(struct walk *w)
+/* Passes over a string without looking into it. */
+static bool walk_raw_string(struct walk *w)
 {
     const char *p = w->p + 1;
-    for (;;) {
-        while (p < w->end && *p != '"' && *p != '\\')
+    for (; p < w->end; p++) {
+        if (*p == '"') {
+            w->p = p + 1;
+            return true;
+        }
+        if (*p == '\\' && w->end - p > 1)
             p++;
-        if (p == w->end)
-            return walk_fail(w, "a string doesn't end that begins");
-        if (*p == '"')
-            break;
-        if (w->end - p < 2)
-            return walk_fail(w, "a string doesn't end that begins");
-        p += 2;
     }
-    w->p = p + 1;
+    return walk_fail(w, "a string begins that doesn't end");
+}
+
+static bool walk_string(struct walk *w)
+{
+    const char *start = w->p;
+    uint32_t c;
+    w->p++;
+    while (w->p < w->end && *w->p != '"') {
+        size_t n = proto_utf8_length(w->p, (size_t)(w->end - w->p));
+        if (!n)
+            return walk_fail(w, "bytes that are not UTF-8");
+        if ((unsigned char)*w->p < 0x20)
+            return walk_fail(w, "a control character that is not escaped");
+        if (*w->p == '\\') {
+            n = proto_escape_read(w->p + 1, w->end, &c);
+            if (!n)
+                return walk_fail(w, "an escape that is none");
+            n++;
+        }
+        w->p += n;
+    }
+    if (w->p == w->end) {
+        w->p = start;
+        return walk_fail(w, "a string begins that doesn't end");
+    }
+    w->p++;
+    return true;
+}
+
+static bool walk_scalar(struct walk *w)
+{
+    static const char *const words[] = {"true", "false", "null"};
+    size_t left = (size_t)(w->end - w->p);
+    float number;
+    size_t used = proto_scan_float(w->p, left, &number);
+    for (size_t i = 0; i < 3 && !used; i++)
+        if (left >= strlen(words[i]) && !memcmp(w->p, words[i], strlen(words[i])))
+            used = strlen(words[i]);
+    if (!used) {
+        const char *p = w->p;
+        while (p < w->end && !proto_is_space(*p) && !memchr(",:[]{}\"", *p, 7))
+            p++;
+        struct proto_excerpt excerpt;
+        if (p == w->p)
+            return walk_fail(w, "a value is missing");
+        w->code = proto_fail(w->error, PROTO_BAD_JSON, "not JSON: %s at byte %zu", proto_excerpt(&excerpt, w->p, (size_t)(p - w->p)),
+                             (size_t)(w->p - w->text));
+        return false;
+    }
+    w->p += used;
     return true;
 }
 
@@ -116,7 +164,7 @@ static bool walk_data(struct walk *w, int depth)
             level--;
             w->p++;
         } else if (c == '"') {
-            if (!walk_string(w))
+            if (!walk_raw_string(w))
                 return false;
         } else if (c == '{' || c == '}') {
             w->code = proto_fail(w->error, PROTO_BAD_TENSOR, "inputs: data may not hold objects (at byte %zu)", (size_t)(w->p - w->text));
@@ -129,7 +177,7 @@ static bool walk_data(struct walk *w, int depth)
     } while (level && w->p < w->end);
     if (level) {
         w->p = start;
-        return walk_fail(w, "an array doesn't end that begins");
+        return walk_fail(w, "an array begins that doesn't end");
     }
     proto_text_append(&w->reduced, w->copied, (size_t)(start - w->copied));
     w->span[w->spans] = (struct proto_span){.start = start, .length = (size_t)(w->p - start), .at = w->reduced.length};
@@ -211,10 +259,7 @@ static bool walk_value(struct walk *w, int depth, enum place place)
             return walk_members(w, depth + 1, place == PLACE_INPUTS ? PLACE_OTHER : place);
         return walk_elements(w, depth + 1, place == PLACE_INPUTS ? PLACE_INPUTS : PLACE_OTHER);
     }
-    const char *start = w->p;
-    while (w->p < w->end && !proto_is_space(*w->p) && !memchr(",:[]{}\"", *w->p, 7))
-        w->p++;
-    return w->p > start || walk_fail(w, "a value is missing");
+    return walk_scalar(w);
 }
 
 /* jansson's offset is one of the reduced text. */
@@ -238,12 +283,17 @@ static enum proto_code walk_load(struct walk *w, json_t **out)
     *out = json_loadb(w->reduced.data, w->reduced.length, JSON_REJECT_DUPLICATES, &why);
     if (*out)
         return PROTO_OK;
-    if (json_error_code(&why) == json_error_out_of_memory)
-        return proto_fail_memory(w->error);
+    const char *text = why.text;
+    switch (json_error_code(&why)) {
+    case json_error_duplicate_key:
+    case json_error_numeric_overflow: break;
+    case json_error_null_character:
+    case json_error_null_byte_in_key: text = "a string that holds \\u0000"; break;
+    default: return proto_fail_memory(w->error);
+    }
     struct proto_excerpt excerpt;
     size_t at = why.position > 0 ? (size_t)why.position : 0;
-    const char *text = json_error_code(&why) == json_error_null_character ? "a string holds \\u0000" : why.text;
-    return proto_fail(w->error, PROTO_BAD_JSON, "not JSON: %s (at byte %zu)", proto_excerpt(&excerpt, text, strlen(text)),
+    return proto_fail(w->error, PROTO_BAD_JSON, "not JSON: %s at byte %zu", proto_excerpt(&excerpt, text, strlen(text)),
                       walk_original_offset(w, at));
 }
 
@@ -256,6 +306,8 @@ enum proto_code proto_tree_parse(const char *text, size_t length, struct proto_s
     if (w.p == w.end)
         return proto_fail(error, PROTO_BAD_JSON, "not JSON: the text is empty");
     enum proto_code code;
+    if (*w.p != '{' && *w.p != '[')
+        return proto_fail(error, PROTO_BAD_JSON, "not JSON: an object must begin at byte %zu", (size_t)(w.p - text));
     if (!walk_value(&w, 0, PLACE_ROOT)) {
         code = w.code;
     } else {

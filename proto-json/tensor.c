@@ -147,43 +147,6 @@ static enum proto_code scan_integer(struct scan *s)
     return PROTO_OK;
 }
 
-static bool scan_hex(const char *p, const char *end, uint32_t *value)
-{
-    if (end - p < 4)
-        return false;
-    *value = 0;
-    for (int i = 0; i < 4; i++) {
-        char c = p[i], lower = (char)(c | 0x20);
-        uint32_t v = c >= '0' && c <= '9' ? (uint32_t)(c - '0') : lower >= 'a' && lower <= 'f' ? (uint32_t)(lower - 'a' + 10) : 16;
-        if (v == 16)
-            return false;
-        *value = *value * 16 + v;
-    }
-    return true;
-}
-
-/* Bytes used by the escape at `p`, behind its backslash; 0: not one. */
-static size_t scan_escape(const char *p, const char *end, uint32_t *c)
-{
-    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    if (p == end)
-        return 0;
-    if (*p != 'u') {
-        const char *at = *p ? strchr(from, *p) : NULL;
-        *c = at ? (uint32_t)to[at - from] : 0;
-        return at != NULL;
-    }
-    if (!scan_hex(p + 1, end, c))
-        return 0;
-    if (*c < 0xd800 || *c > 0xdfff)
-        return 5;
-    uint32_t low;
-    if (*c > 0xdbff || end - p < 11 || p[5] != '\\' || p[6] != 'u' || !scan_hex(p + 7, end, &low) || low < 0xdc00 || low > 0xdfff)
-        return 0;
-    *c = 0x10000 + ((*c - 0xd800) << 10) + (low - 0xdc00);
-    return 11;
-}
-
 static enum proto_code scan_string(struct scan *s)
 {
     if (*s->p != '"')
@@ -204,7 +167,7 @@ static enum proto_code scan_string(struct scan *s)
         }
         proto_text_append(bytes, plain, (size_t)(p - plain));
         uint32_t c;
-        size_t used = scan_escape(p + 1, s->end, &c);
+        size_t used = proto_escape_read(p + 1, s->end, &c);
         if (!used)
             return proto_fail(s->error, PROTO_BAD_JSON, "%s: not JSON: %s has an escape that is none", s->what,
                               scan_place(s, s->levels, &place));
@@ -300,8 +263,9 @@ enum proto_code proto_tensor_scan(struct proto_tensor *tensor, const char *what,
         tensor->owned = true;
         return code || tensor->data ? code : proto_fail_memory(error);
     }
-    /* Each number takes a byte and another for the comma or bracket behind it: a shape can't ask for more memory than this. */
-    if (tensor->elements > (span->length - 1) / 2) {
+    /* Each number takes a byte and another for the comma or bracket behind it: a shape can't ask for more memory than this. A small one
+     * may, for the sake of a sentence that names the place. */
+    if (tensor->elements > (span->length - 1) / 2 && tensor->elements > 1024) {
         struct proto_shape_text shape;
         size_t count = 1;
         for (const char *p = s.p; p < s.end; p++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The text under construction, and JSON strings of bytes that nobody has checked.
+ * The text under construction, JSON strings of bytes that nobody has checked, and the escapes of those that come in.
  */
 #include "proto-json/internal.h"
 
@@ -95,4 +95,40 @@ char *proto_text_finish(struct proto_text *text, size_t *length)
     text->data = NULL;
     *length = 0;
     return NULL;
+}
+
+static bool escape_hex(const char *p, const char *end, uint32_t *value)
+{
+    if (end - p < 4)
+        return false;
+    *value = 0;
+    for (int i = 0; i < 4; i++) {
+        char c = p[i], lower = (char)(c | 0x20);
+        uint32_t v = c >= '0' && c <= '9' ? (uint32_t)(c - '0') : lower >= 'a' && lower <= 'f' ? (uint32_t)(lower - 'a' + 10) : 16;
+        if (v == 16)
+            return false;
+        *value = *value * 16 + v;
+    }
+    return true;
+}
+
+size_t proto_escape_read(const char *p, const char *end, uint32_t *c)
+{
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    if (p == end)
+        return 0;
+    if (*p != 'u') {
+        const char *at = *p ? strchr(from, *p) : NULL;
+        *c = at ? (uint32_t)to[at - from] : 0;
+        return at != NULL;
+    }
+    if (!escape_hex(p + 1, end, c))
+        return 0;
+    if (*c < 0xd800 || *c > 0xdfff)
+        return 5;
+    uint32_t low;
+    if (*c > 0xdbff || end - p < 11 || p[5] != '\\' || p[6] != 'u' || !escape_hex(p + 7, end, &low) || low < 0xdc00 || low > 0xdfff)
+        return 0;
+    *c = 0x10000 + ((*c - 0xd800) << 10) + (low - 0xdc00);
+    return 11;
 }

@@ -83,7 +83,7 @@ static void middles_fp32(void **state)
     for (int i = 0; i < 20000; i++) {
         uint32_t bits = (uint32_t)random_next() & 0x7fffffffu;
         if (i < 600)
-            bits = (uint32_t)(i % 2 ? i / 2 : i / 2 << 23); /* the smallest ones and powers of two */
+            bits = i % 2 ? (uint32_t)i / 2 : (uint32_t)i / 2 << 23; /* the smallest ones and powers of two */
         if (bits >= 0x7f7fffffu)
             continue;
         /* The middle of two floats is a double, and "%f" writes doubles exactly. */

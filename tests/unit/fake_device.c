@@ -153,6 +153,14 @@ void fake_release(struct fake_device *fake)
     pthread_mutex_unlock(&fake->lock);
 }
 
+int fake_submitted(struct fake_device *fake)
+{
+    pthread_mutex_lock(&fake->lock);
+    int n = fake->submitted;
+    pthread_mutex_unlock(&fake->lock);
+    return n;
+}
+
 bool fake_wait_submitted(struct fake_device *fake, int count)
 {
     struct timespec t = clock_timespec(clock_now_ns() + 5 * CLOCK_NS_PER_S);

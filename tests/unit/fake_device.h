@@ -43,6 +43,7 @@ void fake_init(struct fake_device *fake, int depth);
 void fake_finish(struct fake_device *fake);
 void fake_hold(struct fake_device *fake);
 void fake_release(struct fake_device *fake);
+int fake_submitted(struct fake_device *fake); /* batches handed over so far */
 /* Waits until so many batches have been handed over; false after five seconds. */
 bool fake_wait_submitted(struct fake_device *fake, int count);
 

@@ -11,7 +11,7 @@ bool faults_add_error(struct faults *faults, const struct engine_error *error)
     if (!faults->count++)
         faults->first = *error;
     if (faults->report && faults->count <= MAX_LINES)
-        fprintf(faults->report, "%s: %s\n", engine_code_name(error->code), error->message);
+        fprintf(faults->report, "%s\n", error->message);
     return faults->report && error->code != ENGINE_OUT_OF_MEMORY;
 }
 

@@ -32,6 +32,7 @@ struct model {
     enum model_fused fused; /* order of gate and up in a fused gate_up, also in adapters for it */
     bool transposed; /* fused parameters are [E, in, out] in the family's own model (gpt_oss, llama4) */
     int64_t weight_bytes; /* device memory */
+    int64_t tensors, ignored; /* of the files: those that weights come from, and those of other modules or not held */
     struct device *device; /* not owned */
     void *memory; /* the model's own bookkeeping of device memory */
 };

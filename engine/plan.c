@@ -335,7 +335,7 @@ static void place(struct planner *p, const struct item *x, int rank, const int64
     out->tensor = t;
     out->file_index = checkpoint_file_index(p->plan->checkpoint, x->index);
     out->dtype = dtype;
-    p->plan->tensors_used++;
+    p->model->tensors++;
 }
 
 /* The name that the missing tensor would have, after the manner of one that is there. */
@@ -499,7 +499,7 @@ static void plan_checkpoint(struct planner *p)
     m->weight_on_input = p->family && p->family->weight_on_input;
     m->fused = p->family ? p->family->fused : MODEL_FUSED_HALVES;
     m->transposed = p->family && p->family->transposed;
-    p->plan->tensors_ignored = (int64_t)checkpoint_count(p->plan->checkpoint) - p->plan->tensors_used;
+    m->ignored = (int64_t)checkpoint_count(p->plan->checkpoint) - m->tensors;
     if (p->go_on && !p->faults->count && plan_choose_dtype(p->options->dtype, all_float16(p->plan, m->dims.experts), &m->dims.op, &e))
         faults_add_error(p->faults, &e);
 }

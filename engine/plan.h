@@ -31,7 +31,6 @@ struct plan {
     uint64_t seed; /* synthetic */
     struct plan_layer *layer; /* [layers] as in the model */
     int32_t layers;
-    int64_t tensors_used, tensors_ignored;
 };
 
 /* Fills `model` (zeroed by the caller, who destroys it with model_destroy in any case) and `plan` (zeroed, too). Weights

@@ -92,7 +92,7 @@ static void append(struct st_writer *w, const char *text, size_t length)
 
 void st_writer_add(struct st_writer *w, const char *name, const char *dtype, int rank, const int64_t *shape, const void *data, size_t bytes)
 {
-    char text[512];
+    char text[1024];
     int n = snprintf(text, sizeof text, "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[", w->header_length ? ',' : '{', name, dtype);
     for (int i = 0; i < rank; i++)
         n += snprintf(text + n, sizeof text - (size_t)n, "%s%" PRId64, i ? "," : "", shape[i]);

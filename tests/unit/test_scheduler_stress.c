@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Everything at once: clients that submit, cancel and set deadlines, and jobs between batches. Meant for the thread sanitizer.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "engine/clock.h"
+#include "orders.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+struct client {
+    struct fixture *x;
+    pthread_mutex_t lock; /* over `done` of its orders: who holds it may cancel what is not done */
+    unsigned seed;
+    int64_t until;
+    int ok, dropped, refused, jobs;
+    atomic_int job_runs;
+    bool wrong;
+};
+
+static void count_job(void *arg)
+{
+    struct client *c = arg;
+    atomic_fetch_add(&c->job_runs, 1);
+}
+
+static unsigned dice(struct client *c, unsigned n)
+{
+    c->seed = c->seed * 1103515245u + 12345u;
+    return (c->seed >> 16) % n;
+}
+
+static void *client_main(void *arg)
+{
+    struct client *c = arg;
+    struct engine_error error;
+    enum { FLOCK = 4 };
+    struct order o[FLOCK];
+    while (clock_now_ns() < c->until) {
+        bool queued[FLOCK];
+        for (int i = 0; i < FLOCK; i++) {
+            order_init(&o[i], (int32_t)dice(c, 3) * 2, ENGINE_AUTO, 1 + (int32_t)dice(c, 14), (int32_t)dice(c, 5));
+            if (dice(c, 4) == 0)
+                o[i].request.deadline_ns = clock_now_ns() + dice(c, 300000);
+            o[i].lock = &c->lock;
+            queued[i] = scheduler_submit(c->x->scheduler, &o[i].request, &error) == ENGINE_OK;
+            c->refused += !queued[i];
+        }
+        if (dice(c, 3) == 0) {
+            c->jobs++;
+            scheduler_post(c->x->scheduler, count_job, c);
+        }
+        pthread_mutex_lock(&c->lock);
+        for (int i = 0; i < FLOCK; i++) {
+            if (queued[i] && dice(c, 4) == 0 && !atomic_load(&o[i].done))
+                scheduler_cancel(c->x->scheduler, &o[i].request);
+        }
+        pthread_mutex_unlock(&c->lock);
+        for (int i = 0; i < FLOCK; i++) {
+            if (queued[i] && !order_wait(&o[i]))
+                c->wrong = true;
+            pthread_mutex_lock(&c->lock); /* done has let go of the order */
+            pthread_mutex_unlock(&c->lock);
+            if (queued[i]) {
+                c->wrong |= o[i].request.status == ENGINE_OK && !order_right(&o[i]);
+                c->ok += o[i].request.status == ENGINE_OK;
+                c->dropped += o[i].request.status != ENGINE_OK;
+            }
+            order_finish(&o[i]);
+        }
+    }
+    return NULL;
+}
+
+static void many_clients_at_once(void **state)
+{
+    (void)state;
+    for (int depth = 1; depth <= 3; depth += 2) {
+        struct fixture x;
+        fixture_start(&x, depth, 0);
+        struct client c[4];
+        pthread_t thread[4];
+        for (int i = 0; i < 4; i++) {
+            c[i] = (struct client){.x = &x, .seed = (unsigned)i + 1, .until = clock_now_ns() + 700000000};
+            pthread_mutex_init(&c[i].lock, NULL);
+            assert_int_equal(pthread_create(&thread[i], NULL, client_main, &c[i]), 0);
+        }
+        struct engine_stats stats;
+        for (int i = 0; i < 30; i++) {
+            scheduler_stats(x.scheduler, &stats);
+            assert_true(stats.queued_rows + stats.running_rows <= QUEUE_ROWS);
+            usleep(10000);
+        }
+        int ok = 0, dropped = 0, refused = 0;
+        for (int i = 0; i < 4; i++) {
+            pthread_join(thread[i], NULL);
+            assert_false(c[i].wrong);
+            ok += c[i].ok;
+            dropped += c[i].dropped;
+            refused += c[i].refused;
+        }
+        assert_true(scheduler_wait_idle(x.scheduler, 5000));
+        for (int i = 0; i < 4; i++)
+            assert_true(wait_count(&c[i].job_runs, c[i].jobs));
+        scheduler_stats(x.scheduler, &stats);
+        assert_int_equal(stats.requests_ok[0] + stats.requests_ok[1], ok);
+        assert_int_equal(stats.requests_expired + stats.requests_cancelled, dropped);
+        assert_int_equal(stats.requests_rejected, refused);
+        assert_true(ok > 100);
+        fixture_stop(&x);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(many_clients_at_once)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

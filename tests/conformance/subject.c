@@ -83,7 +83,7 @@ void subject_open(struct subject *s, const struct subject_options *options)
         .max_batch_rows = options->max_batch_rows,
         .queue_rows = 65536,
         .batch_wait_us = options->batch_wait_us,
-        .max_adapters = SUBJECT_ADAPTERS,
+        .max_adapters = SUBJECT_ADAPTERS + options->spare_adapters,
         .max_adapter_bytes = 64 << 20,
         .max_inflight_bytes = 64 << 20,
     };

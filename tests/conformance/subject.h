@@ -26,6 +26,7 @@ struct subject_options {
     int64_t max_batch_rows; /* 0: the default */
     int64_t batch_wait_us;
     bool adapters; /* install the fixture's */
+    int spare_adapters; /* slots beyond SUBJECT_ADAPTERS */
 };
 
 struct subject {

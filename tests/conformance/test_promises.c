@@ -284,6 +284,34 @@ static void skipped_slots_contribute_nothing(void **state)
     }
 }
 
+/* A batch without a single slot, in both forms. */
+static void rows_without_slots_give_zeros(void **state)
+{
+    (void)state;
+    struct subject s;
+    subject_open(&s, &(struct subject_options){.fixture = "olmoe", .adapters = true});
+    for (int i = 0; i < 4; i++) {
+        struct call c;
+        call_init(&c, &s, 0, modes[i % 2], DTYPE_FP32, 5, 1, 7);
+        call_mix_adapters(&c, &s, 1);
+        for (int32_t t = 0; t < 5; t++)
+            c.ids[t] = -1;
+        if (i >= 2) {
+            c.row_slots = calloc(6, sizeof *c.row_slots);
+            c.request.k = 0;
+            c.request.row_slots = c.row_slots;
+        }
+        poison(&c, 3, NAN, 1);
+        call_run(&s, &c);
+        for (int32_t t = 0; t < 5; t++) {
+            for (size_t j = 0; j < c.columns; j++)
+                assert_true(call_value(&c, t, j) == 0);
+        }
+        call_finish(&c);
+    }
+    subject_close(&s);
+}
+
 /* Two servers with a share of the experts each: their sums are what one with all of them gives. */
 static void shares_of_the_experts_add_up(void **state)
 {
@@ -349,8 +377,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_same_request_gives_the_same_bits),   cmocka_unit_test(a_row_does_not_depend_on_its_company),
         cmocka_unit_test(neither_length_nor_windows_change_bits), cmocka_unit_test(any_number_of_slots),
         cmocka_unit_test(base_rows_do_not_notice_adapters),       cmocka_unit_test(values_that_are_no_numbers_stay_in_their_row),
-        cmocka_unit_test(skipped_slots_contribute_nothing),       cmocka_unit_test(shares_of_the_experts_add_up),
-        cmocka_unit_test(layers_that_are_not_held_are_not_found),
+        cmocka_unit_test(skipped_slots_contribute_nothing),       cmocka_unit_test(rows_without_slots_give_zeros),
+        cmocka_unit_test(shares_of_the_experts_add_up),           cmocka_unit_test(layers_that_are_not_held_are_not_found),
     };
     if (!subject_choose_backend(argc, argv)) {
         print_message("SKIP: this machine or build has no %s\n", subject_backend);

@@ -10,44 +10,27 @@
 /* Bytes that a number takes with its comma, on an average. */
 #define NUMBER_USUAL 13
 
-/* The first row that JSON can't hold ends the answer; `bits` are of a NaN or an infinity. */
-static enum proto_code answer_fail_finite(enum dtype type, uint32_t bits, int64_t row, size_t column, struct proto_error *error)
-{
-    float v = type == DTYPE_FP32   ? dtype_f32_from_bits(bits)
-              : type == DTYPE_BF16 ? dtype_bf16_to_f32((uint16_t)bits)
-                                   : dtype_fp16_to_f32((uint16_t)bits);
-    return proto_fail(error, PROTO_NON_FINITE_OUTPUT,
-                      "output 'hidden': row %" PRId64 " has %s in column %zu, which JSON can't hold; ask for binary output", row,
-                      v != v  ? "NaN"
-                      : v > 0 ? "Infinity"
-                              : "-Infinity",
-                      column);
-}
-
 static enum proto_code answer_write_data(const struct proto_answer *a, struct proto_text *text, struct proto_error *error)
 {
     const char *from = a->data;
-    size_t columns = (size_t)a->hidden_size, size = dtype_size(a->dtype), room;
-    const uint32_t infinity = a->dtype == DTYPE_FP32 ? 0x7f800000u : a->dtype == DTYPE_BF16 ? 0x7f80u : 0x7c00u;
+    size_t columns = (size_t)a->hidden_size, size = dtype_size(a->dtype), room, written;
     if (__builtin_mul_overflow(columns, (size_t)PROTO_NUMBER_LONGEST + 1, &room) ||
         __builtin_add_overflow(room, (size_t)PROTO_NUMBER_SPACE, &room))
         return proto_fail_memory(error);
-    for (int64_t row = 0; row < a->rows; row++) {
+    for (int64_t row = 0; row < a->rows; row++, from += columns * size) {
         if (!proto_text_reserve(text, room))
             return proto_fail_memory(error);
-        char *p = text->data + text->length;
-        for (size_t i = 0; i < columns; i++, from += size) {
-            uint32_t bits = 0;
-            if (size == 4)
-                memcpy(&bits, from, 4);
-            else
-                memcpy(&bits, from, 2); /* little-endian, as dtype.h says */
-            if ((bits & infinity) == infinity)
-                return answer_fail_finite(a->dtype, bits, row, i, error);
-            p += proto_bits_write(p, bits, a->dtype);
-            *p++ = ',';
+        char *end = proto_row_write(text->data + text->length, from, columns, a->dtype, &written);
+        if (written < columns) {
+            float v = dtype_load_f32(from + written * size, a->dtype);
+            return proto_fail(error, PROTO_NON_FINITE_OUTPUT,
+                              "output 'hidden': row %" PRId64 " has %s in column %zu, which JSON can't hold; ask for binary output", row,
+                              v != v  ? "NaN"
+                              : v > 0 ? "Infinity"
+                                      : "-Infinity",
+                              written);
         }
-        text->length = (size_t)(p - text->data);
+        text->length = (size_t)(end - text->data);
     }
     if (a->rows && columns)
         text->length--;

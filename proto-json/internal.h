@@ -70,10 +70,12 @@ size_t proto_integer_read(const char *p, const char *end, int64_t *value, enum p
 
 /* ---- shortest.c ---------------------------------------------------------------------------------------------- */
 
-/* proto_write_float for a value's own bits. The text has PROTO_NUMBER_LONGEST bytes at most, but more may be written behind it. */
+/* Writes `count` elements of float type `type`, each with a comma behind it, and returns where the text ends. A number has
+ * PROTO_NUMBER_LONGEST bytes at most; behind the last one more may be overwritten, PROTO_NUMBER_SPACE bytes in all. `*written` is less than
+ * `count` when the next element is not finite. */
 #define PROTO_NUMBER_LONGEST 15
 #define PROTO_NUMBER_SPACE 32
-size_t proto_bits_write(char *dst, uint32_t bits, enum dtype type);
+char *proto_row_write(char *dst, const char *from, size_t count, enum dtype type, size_t *written);
 
 /* ---- structure.c -------------------------------------------------------------------------------------------- */
 

@@ -23,7 +23,7 @@ enum proto_code {
     PROTO_BAD_JSON, /* not JSON: syntax, UTF-8, depth, duplicate keys; the sentence has line or offset */
     PROTO_BAD_REQUEST, /* JSON, but not what this call takes */
     PROTO_BAD_TENSOR, /* a tensor's data doesn't fit its shape or datatype */
-    PROTO_SHAPE_MISMATCH,
+    PROTO_SHAPE_MISMATCH,       /* tensors that disagree with one another; found by whoever knows the model */
     PROTO_UNSUPPORTED_DATATYPE,
     PROTO_NON_FINITE_OUTPUT, /* when writing: JSON can't hold it */
     PROTO_OUT_OF_MEMORY,
@@ -97,9 +97,9 @@ struct proto_answer {
  * answer's datatype. A NaN or infinity in a JSON answer is PROTO_NON_FINITE_OUTPUT naming the first row. */
 enum proto_code proto_answer_write(const struct proto_answer *answer, char **json, size_t *length, struct proto_error *error);
 
-/* One float, shortest round trip, at most 24 bytes, no terminator; returns the length. `v` is finite. */
+/* One float, shortest round trip, at most 24 bytes, no terminator; returns the length. `v` is finite and a value of `dtype`. */
 size_t proto_write_float(char *dst, float v, enum dtype dtype);
-/* A JSON number at `text`; the nearest float. Returns bytes used, 0 when it is not a JSON number. */
+/* A JSON number at `text`; the nearest float, which may be infinite. Returns bytes used, 0 when it is not a JSON number. */
 size_t proto_scan_float(const char *text, size_t length, float *out);
 
 /* ---- adapters and the rest ------------------------------------------------------------------------------------ */

@@ -105,41 +105,57 @@ static inline size_t write_decimal(char *dst, uint32_t v, int exponent)
     return (size_t)(p - dst);
 }
 
-static const struct layout {
-    unsigned fraction_bits;
-    int bias;
-} layouts[] = {[DTYPE_BF16] = {7, 127}, [DTYPE_FP16] = {10, 15}, [DTYPE_FP32] = {23, 127}};
-
-size_t proto_bits_write(char *dst, uint32_t bits, enum dtype type)
+/* One finite value by its bits. Inlined for each type, so that its layout is known. */
+static inline __attribute__((always_inline)) size_t write_bits(char *dst, uint32_t bits, unsigned width, unsigned fraction_bits, int bias)
 {
-    const struct layout *layout = &layouts[type];
-    unsigned sign = type == DTYPE_FP32 ? bits >> 31 : bits >> 15;
-    bits &= type == DTYPE_FP32 ? 0x7fffffffu : 0x7fffu;
+    unsigned sign = bits >> (width - 1);
+    bits &= (1u << (width - 1)) - 1;
     *dst = '-';
     dst += sign;
     if (!bits) {
         memcpy(dst, "0.0", 3);
         return sign + 3;
     }
-    uint32_t exponent = bits >> layout->fraction_bits, fraction = bits & ((1u << layout->fraction_bits) - 1), digits;
+    uint32_t exponent = bits >> fraction_bits, fraction = bits & ((1u << fraction_bits) - 1), digits;
     bool narrow = !fraction && exponent > 1;
     if (exponent)
-        fraction |= 1u << layout->fraction_bits;
+        fraction |= 1u << fraction_bits;
     else
         exponent = 1;
-    int k = shortest_decimal(fraction, (int)exponent - layout->bias - (int)layout->fraction_bits, narrow, &digits);
+    int k = shortest_decimal(fraction, (int)exponent - bias - (int)fraction_bits, narrow, &digits);
     return sign + write_decimal(dst, digits, k);
+}
+
+static inline __attribute__((always_inline)) char *write_row(char *dst, const char *from, size_t count, size_t *written, unsigned width,
+                                                             unsigned fraction_bits, int bias)
+{
+    const uint32_t infinity = ((1u << (width - 1)) - 1) >> fraction_bits << fraction_bits;
+    size_t i;
+    for (i = 0; i < count; i++) {
+        uint32_t bits = 0;
+        memcpy(&bits, from + i * (width / 8), width / 8); /* little-endian, as dtype.h says */
+        if ((bits & infinity) == infinity)
+            break;
+        dst += write_bits(dst, bits, width, fraction_bits, bias);
+        *dst++ = ',';
+    }
+    *written = i;
+    return dst;
+}
+
+char *proto_row_write(char *dst, const char *from, size_t count, enum dtype type, size_t *written)
+{
+    if (type == DTYPE_FP32)
+        return write_row(dst, from, count, written, 32, 23, 127);
+    return type == DTYPE_BF16 ? write_row(dst, from, count, written, 16, 7, 127) : write_row(dst, from, count, written, 16, 10, 15);
 }
 
 size_t proto_write_float(char *dst, float v, enum dtype type)
 {
-    uint32_t bits;
-    char text[PROTO_NUMBER_SPACE];
-    if (type == DTYPE_FP32)
-        bits = dtype_bits_from_f32(v);
-    else
-        bits = type == DTYPE_BF16 ? dtype_f32_to_bf16(v) : dtype_f32_to_fp16(v);
-    size_t length = proto_bits_write(text, bits, type);
+    char text[PROTO_NUMBER_SPACE], element[4];
+    size_t written;
+    dtype_store_f32(element, type, v);
+    size_t length = (size_t)(proto_row_write(text, element, 1, type, &written) - text) - written;
     memcpy(dst, text, length);
     return length;
 }

@@ -94,32 +94,14 @@ static bool walk_scalar(struct walk *w)
     return true;
 }
 
-/* Whether the string at `p` (with its quotes) spells `word`, which is plain ASCII, escapes or not. */
+/* Whether the string at `p`, which walk_string has passed over, spells `word`, with escapes or without. */
 static bool walk_string_is(const char *p, const char *end, const char *word)
 {
-    for (p++; p < end && *p != '"'; word++) {
-        char c = *p++;
-        if (c == '\\') {
-            if (end - p < 5 || *p != 'u')
-                return false;
-            unsigned value = 0;
-            for (int i = 1; i <= 4; i++) {
-                char h = p[i];
-                unsigned v = h >= '0' && h <= '9'                 ? (unsigned)(h - '0')
-                             : (h | 32) >= 'a' && (h | 32) <= 'f' ? (unsigned)((h | 32) - 'a' + 10)
-                                                                  : 16;
-                if (v == 16)
-                    return false;
-                value = value * 16 + v;
-            }
-            if (value == 0 || value > 126)
-                return false;
-            c = (char)value;
-            p += 5;
-        }
-        if (c != *word) /* also at the end of `word`, since `c` is never 0 in a string that jansson takes */
-            return false;
-        if (!c)
+    for (p++; *p != '"'; word++) {
+        uint32_t c = (unsigned char)*p++;
+        if (c == '\\')
+            p += proto_escape_read(p, end, &c);
+        if (!*word || c != (unsigned char)*word)
             return false;
     }
     return !*word;
@@ -136,7 +118,7 @@ static const char *walk_skip_numbers(const char *p, const char *end)
         if (above || ((quote - ones) & ~quote & highs))
             break;
     }
-    while (p < end && *p < ':' && *p >= 0 && *p != '"')
+    while (p < end && (unsigned char)*p < ':' && *p != '"')
         p++;
     return p;
 }

@@ -117,8 +117,66 @@ static void many_clients_at_once(void **state)
     }
 }
 
+/* The linker sends our own calls of malloc through here. */
+static atomic_bool no_memory;
+void *__real_malloc(size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_malloc(size_t size) { return atomic_load(&no_memory) ? NULL : __real_malloc(size); }
+
+enum { POSTS = 200 }; /* more than are set aside */
+
+struct posts {
+    struct fixture x;
+    atomic_int ran, last;
+    atomic_bool disorder;
+    struct numbered {
+        struct posts *posts;
+        int number;
+    } job[2 * POSTS];
+};
+
+static void numbered_job(void *arg)
+{
+    struct numbered *n = arg;
+    if (atomic_exchange(&n->posts->last, n->number) != n->number - 1)
+        atomic_store(&n->posts->disorder, true);
+    atomic_fetch_add(&n->posts->ran, 1);
+}
+
+static void job_that_posts_many(void *arg)
+{
+    struct posts *p = arg;
+    for (int i = 0; i < POSTS; i++)
+        scheduler_post(p->x.scheduler, numbered_job, &p->job[i]);
+}
+
+/* From the engine thread, which can't wait for itself, and from another one: every job runs once, in order. */
+static void jobs_run_even_without_memory(void **state)
+{
+    (void)state;
+    struct posts *p = calloc(1, sizeof *p);
+    fixture_start(&p->x, 1, 0);
+    atomic_store(&p->last, -1);
+    for (int i = 0; i < 2 * POSTS; i++)
+        p->job[i] = (struct numbered){p, i};
+    atomic_store(&no_memory, true);
+    scheduler_post(p->x.scheduler, job_that_posts_many, p);
+    assert_true(wait_count(&p->ran, POSTS));
+    for (int i = POSTS; i < 2 * POSTS; i++)
+        scheduler_post(p->x.scheduler, numbered_job, &p->job[i]);
+    assert_true(wait_count(&p->ran, 2 * POSTS));
+    atomic_store(&no_memory, false);
+    assert_int_equal(atomic_load(&p->ran), 2 * POSTS);
+    assert_false(atomic_load(&p->disorder));
+    fixture_stop(&p->x);
+    free(p);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(many_clients_at_once)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(many_clients_at_once),
+        cmocka_unit_test(jobs_run_even_without_memory),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ enum proto_code {
     PROTO_BAD_JSON, /* not JSON: syntax, UTF-8, depth, duplicate keys; the sentence has line or offset */
     PROTO_BAD_REQUEST, /* JSON, but not what this call takes */
     PROTO_BAD_TENSOR, /* a tensor's data doesn't fit its shape or datatype */
-    PROTO_SHAPE_MISMATCH,       /* tensors that disagree with one another; found by whoever knows the model */
+    PROTO_SHAPE_MISMATCH, /* tensors that disagree with one another; found by whoever knows the model */
     PROTO_UNSUPPORTED_DATATYPE,
     PROTO_NON_FINITE_OUTPUT, /* when writing: JSON can't hold it */
     PROTO_OUT_OF_MEMORY,

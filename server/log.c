@@ -128,9 +128,15 @@ void log_from_engine(void *arg, const char *level, const char *message)
     log_event(parsed, message, NULL, 0);
 }
 
+/* Probes and scrapes come every few seconds for ever, and say nothing when they go well. */
+static bool is_routine(const struct log_request *r)
+{
+    return r->status < 400 && r->route && (strstr(r->route, "/health/") || !strcmp(r->route, "/metrics"));
+}
+
 void log_request(const struct log_request *r)
 {
-    enum log_level level = r->status >= 500 ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO;
+    enum log_level level = r->status >= 500 ? LOG_LEVEL_WARNING : is_routine(r) ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO;
     if (!log_enabled(level))
         return;
     const struct log_field fields[] = {

@@ -40,7 +40,7 @@ void log_message(enum log_level level, const char *format, ...) __attribute__((f
 /* For struct engine_options.log; the argument is not used. */
 void log_from_engine(void *arg, const char *level, const char *message);
 
-/* One answered request, logged at info (warning from status 500 up). NULL texts and negative numbers are left out. */
+/* One answered request, logged at info; from status 500 up at warning; successful probes and scrapes at debug. NULL texts and negative numbers are left out. */
 struct log_request {
     const char *request_id, *method, *route, *remote;
     int status;

@@ -20,9 +20,6 @@ formatter = find_formatter()
 if not formatter:
     print("no clang-format 14")
     sys.exit(sources.SKIP)
-faults = []
-for path in sources.code(".c", ".h"):
-    result = subprocess.run([formatter, "--dry-run", "--Werror", path], cwd=sources.TOP, capture_output=True, text=True)
-    if result.returncode:
-        faults.append((result.stderr.splitlines() or [path])[0])
-sources.finish(faults)
+result = subprocess.run([formatter, "--dry-run", "--Werror", *sources.code(".c", ".h")], cwd=sources.TOP, capture_output=True, text=True)
+faults = [line for line in result.stderr.splitlines() if ": error:" in line]
+sources.finish(faults or ([result.stderr] if result.returncode else []))

@@ -155,6 +155,23 @@ static void levels_filter(void **state)
     assert_null(strstr(lines, "\x1b")); /* a pipe gets no colours */
 }
 
+static void probes_are_quiet_until_they_fail(void **state)
+{
+    (void)state;
+    log_init(writer, LOG_FORMAT_TEXT, LOG_LEVEL_INFO);
+    const struct log_request requests[] = {
+        {.method = "GET", .route = "/health/live", .status = 200},  {.method = "GET", .route = "/v2/health/ready", .status = 200},
+        {.method = "GET", .route = "/metrics", .status = 200},      {.method = "GET", .route = "/metrics", .status = 401},
+        {.method = "GET", .route = "/health/ready", .status = 503}, {.method = "GET", .route = "/adapters", .status = 200}};
+    for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++)
+        log_request(&requests[i]);
+    const char *lines = collect();
+    assert_int_equal(count_lines(lines), 3);
+    assert_non_null(strstr(lines, "status=401"));
+    assert_non_null(strstr(lines, "status=503"));
+    assert_non_null(strstr(lines, "route=/adapters"));
+}
+
 static void requests_show_what_they_have(void **state)
 {
     (void)state;
@@ -323,6 +340,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(text_survives_hostile_text, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(overlong_text_is_cut_and_the_line_stays_whole, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(levels_filter, open_pipe, close_pipe),
+        cmocka_unit_test_setup_teardown(probes_are_quiet_until_they_fail, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(requests_show_what_they_have, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(threads_do_not_mix_lines, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(a_full_pipe_drops_and_counts, open_pipe, close_pipe),

@@ -22,7 +22,7 @@ const char *const subject_fixtures[] = {"deepseek_v3", "gpt_oss", "llama4", "mix
 bool subject_choose_backend(int argc, char **argv)
 {
     subject_backend = argc > 1 ? argv[1] : "ref";
-    if (!strcmp(subject_backend, "cuda"))
+    if (!strncmp(subject_backend, "cuda", 4))
         return device_cuda_available();
     return !strcmp(subject_backend, "ref") || kernels_cpu(subject_backend);
 }
@@ -68,7 +68,8 @@ void subject_install(struct subject *s)
 void subject_open(struct subject *s, const struct subject_options *options)
 {
     const char *backend = options->backend ? options->backend : subject_backend;
-    bool cuda = !strcmp(backend, "cuda");
+    bool cuda = !strncmp(backend, "cuda", 4);
+    const char *isa = !cuda ? backend : backend[4] == '-' ? backend + 5 : NULL;
     struct engine_error error = {0};
     memset(s, 0, sizeof *s);
     if (options->fixture)
@@ -87,7 +88,7 @@ void subject_open(struct subject *s, const struct subject_options *options)
         .max_adapter_bytes = 64 << 20,
         .max_inflight_bytes = 64 << 20,
     };
-    if (engine_create_isa(&o, cuda ? NULL : backend, NULL, &s->engine, &error) != ENGINE_OK)
+    if (engine_create_isa(&o, isa, NULL, &s->engine, &error) != ENGINE_OK)
         fail_msg("%s on %s: %s", options->fixture ? options->fixture : options->synthetic, backend, error.message);
     s->info = engine_model(s->engine);
     if (!options->fixture)

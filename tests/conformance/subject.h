@@ -11,7 +11,7 @@
 
 enum { SUBJECT_ADAPTERS = 8, SUBJECT_LAYERS = 4 };
 
-/* The back end of this run: "ref", a name of kernels_cpu_isa, or "cuda". */
+/* The back end of this run: "ref", a name of kernels_cpu_isa, "cuda", or "cuda-" and a name of its code. */
 extern const char *subject_backend;
 /* Takes it from the command line; false when this machine or build lacks it (the test is skipped). */
 bool subject_choose_backend(int argc, char **argv);

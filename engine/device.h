@@ -17,7 +17,7 @@ struct device;
 
 struct device_options {
     const char *device; /* "auto", "cpu", "cuda", "cuda:N" */
-    const char *isa; /* CPU kernels: NULL or "auto", "ref", or a name of kernels_cpu_isa; tests force one */
+    const char *isa; /* kernels: NULL or "auto"; tests force "ref", a name of kernels_cpu_isa, or a code of the CUDA back end */
     int threads;
 };
 

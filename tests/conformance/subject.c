@@ -79,6 +79,7 @@ void subject_open(struct subject *s, const struct subject_options *options)
         .synthetic = options->synthetic,
         .layers = options->layers,
         .experts = options->experts,
+        .dtype = options->dtype,
         .device = cuda ? "cuda" : "cpu",
         .threads = 2,
         .max_batch_rows = options->max_batch_rows,

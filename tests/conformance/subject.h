@@ -22,7 +22,7 @@ struct subject_options {
     const char *fixture; /* NULL with synthetic */
     const char *synthetic;
     const char *backend; /* NULL: subject_backend */
-    const char *layers, *experts;
+    const char *layers, *experts, *dtype;
     int64_t max_batch_rows; /* 0: the default */
     int64_t batch_wait_us;
     bool adapters; /* install the fixture's */

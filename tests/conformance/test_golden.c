@@ -46,28 +46,41 @@ static void compare(struct subject *s, int32_t layer, enum engine_mode mode, enu
     free(expected);
 }
 
-static void fixtures_agree_with_float64(void **state)
+static void compare_all(const char *fixture, const char *held)
 {
-    (void)state;
     static const enum dtype dtypes[] = {DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
-    for (int i = 0; subject_fixtures[i]; i++) {
-        struct subject s;
-        subject_open(&s, &(struct subject_options){.fixture = subject_fixtures[i]});
-        for (int installed = 0; installed < 2; installed++) {
-            if (installed)
-                subject_install(&s);
-            for (int32_t l = 0; l < s.info->layers_held; l++) {
-                for (int m = 0; m < 2; m++) {
-                    for (int d = 0; d < 3; d++) {
-                        for (int a = installed ? -2 : -1; a < (installed ? s.adapters : 0); a++)
-                            compare(&s, s.info->held_layers[l], modes[m], dtypes[d], a);
-                    }
+    struct subject s;
+    subject_open(&s, &(struct subject_options){.fixture = fixture, .dtype = held});
+    assert_int_equal(s.info->weight_dtype, held && !strcmp(held, "fp16") ? DTYPE_FP16 : DTYPE_BF16);
+    for (int installed = 0; installed < 2; installed++) {
+        if (installed)
+            subject_install(&s);
+        for (int32_t l = 0; l < s.info->layers_held; l++) {
+            for (int m = 0; m < 2; m++) {
+                for (int d = 0; d < 3; d++) {
+                    for (int a = installed ? -2 : -1; a < (installed ? s.adapters : 0); a++)
+                        compare(&s, s.info->held_layers[l], modes[m], dtypes[d], a);
                 }
             }
         }
-        subject_close(&s);
     }
+    subject_close(&s);
+}
+
+static void fixtures_agree_with_float64(void **state)
+{
+    (void)state;
+    for (int i = 0; subject_fixtures[i]; i++)
+        compare_all(subject_fixtures[i], NULL);
     print_message("%s: largest error of base rows %.3g, of adapted rows %.3g\n", subject_backend, worst_base, worst_adapted);
+}
+
+/* Weights held as fp16 carry more fraction bits than they had in the files, so the limits hold all the more. */
+static void fixtures_held_as_fp16_agree_with_float64(void **state)
+{
+    (void)state;
+    for (int i = 0; subject_fixtures[i]; i++)
+        compare_all(subject_fixtures[i], "fp16");
 }
 
 /* Random rows, mixed adapters: the paths of one back end, and each path of it and the reference. */
@@ -105,6 +118,7 @@ static void paths_and_back_ends_agree(void **state)
     (void)state;
     for (int i = 0; subject_fixtures[i]; i++)
         distances(&(struct subject_options){.fixture = subject_fixtures[i], .adapters = true}, 40, 2);
+    distances(&(struct subject_options){.fixture = "gpt_oss", .adapters = true, .dtype = "fp16"}, 40, 3);
     /* Sizes that fill no tile, every activation, K = E. */
     distances(&(struct subject_options){.synthetic = "E=5,K=3,H=200,I=104,L=1"}, 33, 5);
     distances(&(struct subject_options){.synthetic = "E=3,K=1,H=8,I=8,L=1,ACT=gelu"}, 9, 1);
@@ -117,6 +131,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fixtures_agree_with_float64),
+        cmocka_unit_test(fixtures_held_as_fp16_agree_with_float64),
         cmocka_unit_test(paths_and_back_ends_agree),
     };
     if (!subject_choose_backend(argc, argv)) {

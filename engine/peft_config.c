@@ -80,12 +80,27 @@ static bool is_off(const json_t *v)
     }
 }
 
+/* The beginning of a dump; more of it than a quote shows. */
+struct shown {
+    char text[256];
+    size_t length;
+};
+
+static int shown_append(const char *bytes, size_t length, void *arg)
+{
+    struct shown *shown = arg;
+    size_t room = sizeof shown->text - shown->length, n = length < room ? length : room;
+    memcpy(shown->text + shown->length, bytes, n);
+    shown->length += n;
+    return 0;
+}
+
 static struct peft_text show(const json_t *v)
 {
-    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-    struct peft_text out = text ? peft_quote(text, strlen(text)) : peft_quote("?", 1);
-    free(text);
-    return out;
+    struct shown shown = {.length = 0};
+    if (json_dump_callback(v, shown_append, &shown, JSON_COMPACT | JSON_ENCODE_ANY) || !shown.length)
+        return peft_quote("?", 1);
+    return peft_quote(shown.text, shown.length);
 }
 
 static bool one_of(const char *key, const char *const *list, size_t n)

@@ -184,12 +184,18 @@ char *proto_vllm_error_json(const char *message, const char *type, int status, s
     return proto_text_finish(&text, length);
 }
 
+static int control_append(const char *bytes, size_t length, void *text)
+{
+    proto_text_append(text, bytes, length);
+    return ((struct proto_text *)text)->failed ? -1 : 0;
+}
+
+/* Not json_dumps, whose text only jansson's own allocator can free. */
 char *proto_dump(json_t *tree, size_t *length)
 {
-    *length = 0;
-    char *text = tree ? json_dumps(tree, JSON_COMPACT) : NULL;
+    struct proto_text text = {0};
+    if (!tree || json_dump_callback(tree, control_append, &text, JSON_COMPACT))
+        text.failed = true;
     json_decref(tree);
-    if (text)
-        *length = strlen(text);
-    return text;
+    return proto_text_finish(&text, length);
 }

@@ -6,6 +6,7 @@
  * by a thread of their own: the first starts draining, also while loading, the second ends the process on the spot.
  */
 #include "server/http.h"
+#include "server/json_memory.h"
 #include "server/listener.h"
 #include "server/log.h"
 #include "server/notify.h"
@@ -285,6 +286,10 @@ int main(int argc, char **argv)
     sigset_t set = main_signal_set();
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    if (!json_memory_init()) {
+        fputs("expertd: no address space for the reserve of JSON memory\n", stderr);
+        return EXIT_BAD;
+    }
     if (!options_parse(&options, argc, argv, message, sizeof message)) {
         fprintf(stderr, "expertd: %s\n", message);
         return EXIT_USAGE;

@@ -266,9 +266,19 @@ static enum orientation pair_orientation(const struct item *gate_up, const struc
     return UNFIT;
 }
 
+static enum engine_code check_held_experts(const struct selection *held, int64_t experts, struct engine_error *error)
+{
+    for (int32_t r = 0; r < held->ranges; r++)
+        if (held->range[r].last >= experts)
+            return engine_fail(error, ENGINE_BAD_OPTION, "--experts: there is no expert %d; the model has 0 to %" PRId64, held->range[r].last,
+                               experts - 1);
+    return ENGINE_OK;
+}
+
 static void find_sizes(struct planner *p)
 {
     struct vote sizes = {0}, experts = {0};
+    struct engine_error e;
     int64_t largest = -1;
     for (size_t i = 0; i < p->items; i++) {
         const struct item *x = &p->item[i], *gate_up, *down;
@@ -295,6 +305,8 @@ static void find_sizes(struct planner *p)
         return;
     if (p->experts < 1 || p->experts > KERNEL_MAX_EXPERTS)
         FAULT(p, "the tensors tell of %" PRId64 " experts; 1 to %d can be served", p->experts, KERNEL_MAX_EXPERTS);
+    else if (check_held_experts(&p->keep_experts, p->experts, &e))
+        faults_add_error(p->faults, &e);
     else if (!sizes.lead)
         FAULT(p, "the shapes of the experts' tensors fit no layout we know (the first is \"%.200s\")", item_name(p, &p->item[0]));
     else if (p->inter < 1 || p->inter > MAX_SIZE || p->hidden < 1 || p->hidden > MAX_SIZE)
@@ -532,10 +544,9 @@ enum engine_code plan_read(const struct kernel_table *kernels, const struct engi
 enum engine_code plan_hold(struct model *model, struct plan *plan, const int32_t *layers, int32_t layer_count, int32_t experts,
                            const struct selection *held, struct engine_error *error)
 {
-    for (int32_t r = 0; r < held->ranges; r++)
-        if (held->range[r].last >= experts)
-            return engine_fail(error, ENGINE_BAD_OPTION, "--experts: there is no expert %d; the model has 0 to %d", held->range[r].last,
-                               experts - 1);
+    enum engine_code code = check_held_experts(held, experts, error);
+    if (code)
+        return code;
     model->layer = calloc((size_t)layer_count, sizeof *model->layer);
     model->held_layers = calloc((size_t)layer_count, sizeof *model->held_layers);
     model->held_experts = calloc((size_t)experts, sizeof *model->held_experts);

@@ -21,6 +21,7 @@ struct product_job {
     const struct kernel_forward *f;
     bool down;
     bool amx;
+    enum product_mode mode; /* where AMX is not used */
     int32_t ranges, blocks, width;
 };
 
@@ -151,20 +152,19 @@ static void product_item(void *arg, int i, void *scratch)
         return;
     }
 #endif
-    size_t row_bytes = (size_t)job->width * panel_size(f->dims.op);
+    size_t row_bytes = (size_t)job->width * panel_size(job->mode);
     int32_t groups = (tile->rows + MAX_ROWS - 1) / MAX_ROWS;
     for (int32_t g = 0; g < groups; g++) {
         const uint16_t *row[MAX_ROWS];
         int32_t r0 = group_begin(tile->rows, groups, g), rows = group_begin(tile->rows, groups, g + 1) - r0;
         for (int32_t r = 0; r < rows; r++)
             row[r] = input_row(job, tile->first + r0 + r);
-        panel_pack(f->dims.op, (char *)scratch + (size_t)r0 * row_bytes, row, rows, job->width);
+        panel_pack(job->mode, (char *)scratch + (size_t)r0 * row_bytes, row, rows, job->width);
     }
     for (int32_t b = begin; b < end; b++)
         for (int32_t g = 0; g < groups; g++) {
             int32_t r0 = group_begin(tile->rows, groups, g), rows = group_begin(tile->rows, groups, g + 1) - r0;
-            (f->dims.op == DTYPE_FP16 ? product_fp16 : product_bf16)(rows, (char *)scratch + (size_t)r0 * row_bytes,
-                                                                     w + (size_t)b * block_elements, job->width, sums);
+            product_tile(job->mode, rows, (char *)scratch + (size_t)r0 * row_bytes, w + (size_t)b * block_elements, job->width, sums);
             finish_rows(job, tile->expert, tile->first + r0, rows, b, sums);
         }
 }
@@ -174,12 +174,15 @@ static void run_product(struct kernel_stream *stream, const struct kernel_forwar
     struct product_job job = {.f = f, .down = down};
     job.width = down ? f->dims.inter_pad : f->dims.hidden_pad;
     job.blocks = (int32_t)((down ? f->dims.hidden_pad : 2 * f->dims.inter_pad) / LAYOUT_BLOCK);
-    size_t group = MAX_ROWS, row_bytes = (size_t)job.width * panel_size(f->dims.op);
+    job.mode = product_choose(f->dims.op, f->path);
+    size_t group = MAX_ROWS, row_bytes = (size_t)job.width * panel_size(job.mode);
 #if defined(FAMILY_AMX)
     /* Not for rows so wide that a tile of them leaves the scratch: a matter of the shape, never of the batch. */
-    job.amx = f->path == KERNEL_PREFILL && f->dims.op == DTYPE_BF16 && row_bytes * AMX_ROWS <= POOL_SCRATCH_BYTES;
-    if (job.amx)
+    job.amx = f->path == KERNEL_PREFILL && f->dims.op == DTYPE_BF16 && (size_t)job.width * 2 * AMX_ROWS <= POOL_SCRATCH_BYTES;
+    if (job.amx) {
         group = AMX_ROWS;
+        row_bytes = (size_t)job.width * 2;
+    }
 #endif
     size_t rows = POOL_SCRATCH_BYTES / row_bytes;
     if (rows >= group)

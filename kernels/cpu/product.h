@@ -3,13 +3,14 @@
  * The inner product of a few packed rows with one block of weights: 32 sums a row, each over its own accumulator in order of k,
  * whatever the number of rows; so bits don't depend on how rows are grouped.
  *
- * Packed rows ("panel"): [K / 2][rows] pairs of bf16 where the family has dot products of them, else [K][rows] floats.
+ * Packed rows ("panel"): [K / 2][rows] pairs of bf16 for dot products of them, else [K][rows] floats.
  */
 #ifndef EXPERTD_KERNELS_CPU_PRODUCT_H
 #define EXPERTD_KERNELS_CPU_PRODUCT_H
 
 #include "kernels/cpu/layout.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/kernels.h"
 
 #define SUBS (LAYOUT_HALF / VL) /* vectors of a half */
 
@@ -34,17 +35,38 @@
 #define DOT_PAIRS 0
 #endif
 
+/* How products are formed. One path and shape has one of them. */
+enum product_mode {
+    PRODUCT_BF16_DOT, /* dot products of pairs; flush subnormal operands and sums to zero */
+    PRODUCT_BF16_FMA, /* widened to fp32 */
+    PRODUCT_FP16_FMA,
+};
+
+/* Intel's cores start one dot product where they start two fused multiply-adds, which makes the two equal in work and the wider
+ * panel of the latter the better one by half once it is the multipliers that limit; with few rows it is memory, and dot products
+ * need the fewest instructions. AMD's start as many of either. */
+static inline enum product_mode product_choose(enum dtype op, enum kernel_path path)
+{
+    if (op == DTYPE_FP16)
+        return PRODUCT_FP16_FMA;
+#if DOT_PAIRS
+    if (path == KERNEL_DECODE || __builtin_cpu_is("amd"))
+        return PRODUCT_BF16_DOT;
+#endif
+    return PRODUCT_BF16_FMA;
+}
+
 /* Bytes of one element of a panel. */
-static inline size_t panel_size(enum dtype op) { return DOT_PAIRS && op == DTYPE_BF16 ? 2 : 4; }
+static inline size_t panel_size(enum product_mode mode) { return mode == PRODUCT_BF16_DOT ? 2 : 4; }
 
 /* How far ahead of the loads weights are fetched: memory, not the hardware's prefetcher, should set the pace. */
 #ifndef PREFETCH_BYTES
 #define PREFETCH_BYTES 2048
 #endif
 
-static void panel_pack(enum dtype op, void *panel, const uint16_t *const *row, int rows, int32_t width)
+static void panel_pack(enum product_mode mode, void *panel, const uint16_t *const *row, int rows, int32_t width)
 {
-    if (DOT_PAIRS && op == DTYPE_BF16) {
+    if (mode == PRODUCT_BF16_DOT) {
         for (int r = 0; r < rows; r++)
             for (int32_t k = 0; k < width / 2; k++)
                 memcpy((uint32_t *)panel + (size_t)k * (size_t)rows + r, row[r] + 2 * k, 4);
@@ -52,7 +74,7 @@ static void panel_pack(enum dtype op, void *panel, const uint16_t *const *row, i
     }
     for (int r = 0; r < rows; r++)
         for (int32_t k = 0; k < width; k += VL) {
-            vf v = vf_load_float(row[r] + k, op);
+            vf v = mode == PRODUCT_FP16_FMA ? vf_load_fp16(row[r] + k) : vf_load_bf16(row[r] + k);
             for (int i = 0; i < VL; i++)
                 ((float *)panel)[(size_t)(k + i) * (size_t)rows + r] = v[i];
         }
@@ -68,8 +90,8 @@ ALWAYS_INLINE vf line_input(const bool fp16, const uint16_t *line, int k, int su
 }
 
 /* `halves` halves of the block from line pointer `w` on; `out` is [rows][32] floats. */
-ALWAYS_INLINE void product_halves(const int rows, const int halves, const bool fp16, const void *panel, const uint16_t *w, int32_t width,
-                                  float *out)
+ALWAYS_INLINE void product_halves(const int rows, const int halves, const enum product_mode mode, const void *panel, const uint16_t *w,
+                                  int32_t width, float *out)
 {
     vf sum[MAX_ROWS][2][SUBS];
 #pragma GCC unroll 16
@@ -84,7 +106,7 @@ ALWAYS_INLINE void product_halves(const int rows, const int halves, const bool f
         if (halves == 2)
             __builtin_prefetch((const char *)w + PREFETCH_BYTES + 64);
 #if DOT_PAIRS
-        if (!fp16) {
+        if (mode == PRODUCT_BF16_DOT) {
             const uint32_t *x = (const uint32_t *)panel + (size_t)pair * (size_t)rows;
             __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + 2 * LAYOUT_HALF);
 #pragma GCC unroll 16
@@ -98,16 +120,24 @@ ALWAYS_INLINE void product_halves(const int rows, const int halves, const bool f
 #endif
         const float *x = (const float *)panel + (size_t)pair * 2 * (size_t)rows;
 #pragma GCC unroll 2
-        for (int k = 0; k < 2; k++)
+        for (int k = 0; k < 2; k++) {
+            /* Weights wait in registers for each row's input, not the other way round: fewer of them. */
+            vf weight[2][SUBS];
 #pragma GCC unroll 2
             for (int h = 0; h < halves; h++)
 #pragma GCC unroll 4
-                for (int s = 0; s < SUBS; s++) {
-                    vf weight = line_input(fp16, w + h * 2 * LAYOUT_HALF, k, s);
+                for (int s = 0; s < SUBS; s++)
+                    weight[h][s] = line_input(mode == PRODUCT_FP16_FMA, w + h * 2 * LAYOUT_HALF, k, s);
 #pragma GCC unroll 16
-                    for (int r = 0; r < rows; r++)
-                        sum[r][h][s] = vf_fma(vf_set(x[k * rows + r]), weight, sum[r][h][s]);
-                }
+            for (int r = 0; r < rows; r++) {
+                vf input = vf_set(x[k * rows + r]);
+#pragma GCC unroll 2
+                for (int h = 0; h < halves; h++)
+#pragma GCC unroll 4
+                    for (int s = 0; s < SUBS; s++)
+                        sum[r][h][s] = vf_fma(input, weight[h][s], sum[r][h][s]);
+            }
+        }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -118,19 +148,20 @@ ALWAYS_INLINE void product_halves(const int rows, const int halves, const bool f
                 vf_store(out + r * LAYOUT_BLOCK + h * LAYOUT_HALF + s * VL, sum[r][h][s]);
 }
 
-ALWAYS_INLINE void product_rows(const int rows, const bool fp16, const void *panel, const uint16_t *w, int32_t width, float *out)
+ALWAYS_INLINE void product_rows(const int rows, const enum product_mode mode, const void *panel, const uint16_t *w, int32_t width,
+                                float *out)
 {
     if (rows <= MAX_ROWS_BOTH) {
-        product_halves(rows, 2, fp16, panel, w, width, out);
+        product_halves(rows, 2, mode, panel, w, width, out);
         return;
     }
-    product_halves(rows, 1, fp16, panel, w, width, out);
-    product_halves(rows, 1, fp16, panel, w + 2 * LAYOUT_HALF, width, out + LAYOUT_HALF);
+    product_halves(rows, 1, mode, panel, w, width, out);
+    product_halves(rows, 1, mode, panel, w + 2 * LAYOUT_HALF, width, out + LAYOUT_HALF);
 }
 
 #define PRODUCT_CASE(n)                                                                                                                    \
     case n:                                                                                                                                \
-        product_rows(n, PRODUCT_FP16, panel, w, width, out);                                                                               \
+        product_rows(n, PRODUCT_MODE, panel, w, width, out);                                                                               \
         return;
 #if MAX_ROWS == 12
 #define PRODUCT_CASES                                                                                                                      \
@@ -147,22 +178,36 @@ ALWAYS_INLINE void product_rows(const int rows, const bool fp16, const void *pan
 #define PRODUCT_CASES PRODUCT_CASE(1) PRODUCT_CASE(2) PRODUCT_CASE(3)
 #endif
 
-static void product_bf16(int rows, const void *panel, const uint16_t *w, int32_t width, float *out)
-{
-#define PRODUCT_FP16 false
-    switch (rows) {
-        PRODUCT_CASES
+#define PRODUCT_FUNCTION(name)                                                                                                             \
+    static void name(int rows, const void *panel, const uint16_t *w, int32_t width, float *out)                                            \
+    {                                                                                                                                      \
+        switch (rows) {                                                                                                                    \
+            PRODUCT_CASES                                                                                                                  \
+        }                                                                                                                                  \
     }
-#undef PRODUCT_FP16
-}
 
-static void product_fp16(int rows, const void *panel, const uint16_t *w, int32_t width, float *out)
+#if DOT_PAIRS
+#define PRODUCT_MODE PRODUCT_BF16_DOT
+PRODUCT_FUNCTION(product_bf16_dot)
+#undef PRODUCT_MODE
+#endif
+#define PRODUCT_MODE PRODUCT_BF16_FMA
+PRODUCT_FUNCTION(product_bf16_fma)
+#undef PRODUCT_MODE
+#define PRODUCT_MODE PRODUCT_FP16_FMA
+PRODUCT_FUNCTION(product_fp16_fma)
+#undef PRODUCT_MODE
+
+/* `rows` packed rows, at most MAX_ROWS, with one block of weights. */
+static inline void product_tile(enum product_mode mode, int rows, const void *panel, const uint16_t *w, int32_t width, float *out)
 {
-#define PRODUCT_FP16 true
-    switch (rows) {
-        PRODUCT_CASES
+#if DOT_PAIRS
+    if (mode == PRODUCT_BF16_DOT) {
+        product_bf16_dot(rows, panel, w, width, out);
+        return;
     }
-#undef PRODUCT_FP16
+#endif
+    (mode == PRODUCT_FP16_FMA ? product_fp16_fma : product_bf16_fma)(rows, panel, w, width, out);
 }
 
 /* Adds an adapter's B s to 16 sums; `b` is one half of B (see layout.h). Summed apart, then added once. */

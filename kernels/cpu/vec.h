@@ -50,7 +50,16 @@ ALWAYS_INLINE vu vu_load(const void *p)
     return v;
 }
 
-ALWAYS_INLINE vf vf_set(float v) { return (vf){0} + v; }
+ALWAYS_INLINE vf vf_set(float v)
+{
+#if VL == 16
+    return _mm512_set1_ps(v);
+#elif VL == 8
+    return _mm256_set1_ps(v);
+#else
+    return (vf){v, v, v, v};
+#endif
+}
 
 ALWAYS_INLINE vu vu_set(uint32_t v) { return (vu){0} + v; }
 

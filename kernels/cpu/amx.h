@@ -49,9 +49,20 @@ static void amx_pad_rows(void *panel, int32_t rows, int32_t width)
     }
 }
 
-/* Rows [r, r + rows), r a multiple of 16; `out` has room for 32 rows of 32 sums. */
+/* Tile loads come in bursts that leave the hardware's prefetcher behind. */
+#define AMX_PREFETCH_BYTES 4096
+
+static inline void amx_prefetch(const char *b)
+{
+#pragma GCC unroll 32
+    for (int i = 0; i < 2 * AMX_TILE; i++)
+        _mm_prefetch(b + AMX_PREFETCH_BYTES + i * 64, _MM_HINT_T0);
+}
+
+/* Rows [r, r + rows), r a multiple of 16; `out` has room for 32 rows of 32 sums. The first to meet a block fetches it ahead. */
 static void amx_product(const void *panel, int32_t r, int rows, const uint16_t *w, int32_t width, float *out)
 {
+    const bool fetch = r == 0;
     const size_t tile_bytes = AMX_TILE * AMX_DEPTH * 2, line = 2 * LAYOUT_HALF * 2, out_line = LAYOUT_BLOCK * sizeof(float);
     const char *a = (const char *)panel + (size_t)r * (size_t)width * 2, *b = (const char *)w;
     const char *a2 = a + AMX_TILE * (size_t)width * 2;
@@ -59,6 +70,8 @@ static void amx_product(const void *panel, int32_t r, int rows, const uint16_t *
     _tile_zero(1);
     if (rows <= AMX_TILE) {
         for (int32_t k = 0; k < width; k += AMX_DEPTH, a += tile_bytes, b += AMX_TILE * 2 * line) {
+            if (fetch)
+                amx_prefetch(b);
             _tile_loadd(4, a, 64);
             _tile_loadd(6, b, 2 * line);
             _tile_loadd(7, b + line, 2 * line);
@@ -69,6 +82,8 @@ static void amx_product(const void *panel, int32_t r, int rows, const uint16_t *
         _tile_zero(2);
         _tile_zero(3);
         for (int32_t k = 0; k < width; k += AMX_DEPTH, a += tile_bytes, a2 += tile_bytes, b += AMX_TILE * 2 * line) {
+            if (fetch)
+                amx_prefetch(b);
             _tile_loadd(4, a, 64);
             _tile_loadd(6, b, 2 * line);
             _tile_loadd(7, b + line, 2 * line);

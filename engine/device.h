@@ -67,6 +67,9 @@ struct device_ops {
 
     /* [engine thread] Starts a batch. At most `depth` batches are between submit and wait; they finish in order. */
     enum engine_code (*submit)(struct device *device, const struct device_batch *batch, struct engine_error *error);
+    /* [engine thread] True when wait would return at once. NULL: the device can't tell, and is waited for. Where it can, work
+     * that arrives while a batch computes need not wait for its end before it is handed over. */
+    bool (*ready)(struct device *device);
     /* [engine thread] Waits for the oldest batch; then its outputs are in host memory. */
     enum engine_code (*wait)(struct device *device, struct engine_error *error);
 

@@ -69,25 +69,23 @@ void queue_remove(struct queue *queue, int32_t key, struct engine_request *reque
     }
 }
 
-int32_t queue_oldest(const struct queue *queue, int64_t now_ns, int64_t wait_ns, int64_t enough_rows, int64_t *ripe_ns)
+int32_t queue_oldest(const struct queue *queue, int64_t before_ns, int64_t enough_rows, int64_t *next_ns)
 {
     int32_t best = -1;
-    int64_t best_age = INT64_MAX;
-    *ripe_ns = INT64_MAX;
+    int64_t best_since = INT64_MAX;
+    *next_ns = INT64_MAX;
     for (int32_t key = 0; key < queue->keys; key++) {
         const struct engine_request *head = queue->list[key].head;
         if (!head)
             continue;
         bool begun = head->rows_started > 0;
         int64_t since = begun ? head->started_ns : head->submitted_ns;
-        if (!begun && wait_ns > 0 && now_ns - since < wait_ns && queue->list[key].rows < enough_rows) {
-            if (since + wait_ns < *ripe_ns)
-                *ripe_ns = since + wait_ns;
-            continue;
-        }
-        if (best < 0 || since < best_age) {
+        if (!begun && since >= before_ns && queue->list[key].rows < enough_rows) {
+            if (since < *next_ns)
+                *next_ns = since;
+        } else if (best < 0 || since < best_since) {
             best = key;
-            best_age = since;
+            best_since = since;
         }
     }
     return best;

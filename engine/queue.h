@@ -33,9 +33,9 @@ struct engine_request *queue_pop(struct queue *queue, int32_t key);
 /* Wherever it is in its list. */
 void queue_remove(struct queue *queue, int32_t key, struct engine_request *request);
 
-/* The key whose head is oldest, among those that need not wait for company: wait_ns have passed since the head's arrival, or
- * `enough_rows` wait, or the head has begun. -1: none; then *ripe_ns is when the next will be, or INT64_MAX. */
-int32_t queue_oldest(const struct queue *queue, int64_t now_ns, int64_t wait_ns, int64_t enough_rows, int64_t *ripe_ns);
+/* The key whose head is oldest, among those whose head has begun or is older than `before_ns`, or of which `enough_rows` wait.
+ * -1: none. *next_ns is the age of the oldest head that was left out, or INT64_MAX. */
+int32_t queue_oldest(const struct queue *queue, int64_t before_ns, int64_t enough_rows, int64_t *next_ns);
 
 /* Why a request that has not begun should be dropped, ENGINE_OK when it should not. */
 enum engine_code queue_dropped(struct engine_request *request, int64_t now_ns);

@@ -16,11 +16,13 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
     MAX_DEPTH = 8,
+    WORTHWHILE = 16, /* see choose_key */
     IDLE_NS = 1000000000, /* between two canaries */
     SWEEP_NS = 1000000, /* at least so long between two sweeps, each of which walks the whole queue */
 };
@@ -37,6 +39,7 @@ struct scheduler {
     pthread_cond_t idle; /* for scheduler_wait_idle and posters without memory */
     struct queue queue; /* key = 2 * layer index + path */
     struct jobs jobs;
+    atomic_uint arrivals; /* requests, jobs and orders to stop, counted under the lock */
     struct engine_stats stats;
     int64_t running_rows;
     int64_t open; /* requests whose done has not returned yet */
@@ -207,6 +210,26 @@ static struct engine_request *gather(struct scheduler *s, int32_t key, int64_t n
     return dropped;
 }
 
+/* The key to start a batch of now, or -1; then *wake_ns is when to look again if nothing happens.
+ *
+ * A device that is at work gets another batch meanwhile if that is a sizeable part of a full one: copying it overlaps with the
+ * computation before it. A smaller one costs little more than the weights that it makes the device read, so it does better to
+ * wait for the company that arrives meanwhile, unless a batch was preferred to it already. */
+static int32_t choose_key(const struct scheduler *s, int64_t now, int64_t *wake_ns)
+{
+    int64_t wait_ns = s->draining ? 0 : s->options.batch_wait_us * 1000, before = now - wait_ns + 1, enough = s->options.max_rows, next;
+    if (s->flying == s->depth)
+        return -1;
+    if (s->flying > 0) {
+        int64_t newest = s->ring[(s->first + s->flying - 1) % s->depth].begun_ns;
+        before = newest < before ? newest : before;
+        enough = wait_ns > 0 ? enough : enough / WORTHWHILE;
+    }
+    int32_t key = queue_oldest(&s->queue, before, enough, &next);
+    *wake_ns = next < INT64_MAX ? next + wait_ns : INT64_MAX;
+    return key;
+}
+
 /* Hands a gathered batch to the device. */
 static void start_batch(struct scheduler *s, struct batch *batch)
 {
@@ -221,6 +244,20 @@ static void start_batch(struct scheduler *s, struct batch *batch)
     if (code == ENGINE_DEVICE_FAILED)
         fail_device(s, error.message);
     finish_batch(s, batch, code);
+}
+
+/* True when the oldest batch has finished, or nobody can tell; false when something has arrived since `seen` was read. */
+static bool await_oldest(const struct scheduler *s, unsigned seen)
+{
+    struct device *device = s->options.device;
+    if (s->flying == s->depth || !device->ops->ready)
+        return true;
+    while (!device->ops->ready(device)) {
+        if (atomic_load(&s->arrivals) != seen)
+            return false;
+        sched_yield();
+    }
+    return true;
 }
 
 static void finish_oldest(struct scheduler *s)
@@ -274,9 +311,10 @@ static void *engine_main(void *arg)
     for (;;) {
         run_jobs(s);
         pthread_mutex_lock(&s->lock);
-        int64_t now = clock_now_ns(), ripe = INT64_MAX, wait_ns = s->draining ? 0 : s->options.batch_wait_us * 1000;
+        unsigned seen = atomic_load(&s->arrivals);
+        int64_t now = clock_now_ns(), wake = INT64_MAX;
         struct engine_request *refused = s->stopping ? queue_take_all(&s->queue, false, ENGINE_DRAINING) : NULL;
-        int32_t key = s->flying < s->depth ? queue_oldest(&s->queue, now, wait_ns, s->options.max_rows, &ripe) : -1;
+        int32_t key = choose_key(s, now, &wake);
         if (refused || key >= 0) {
             struct batch *batch = &s->ring[(s->first + s->flying) % s->depth];
             struct engine_request *dropped = key >= 0 ? gather(s, key, now, batch) : NULL;
@@ -288,32 +326,29 @@ static void *engine_main(void *arg)
             if (key >= 0 && batch->parts)
                 start_batch(s, batch);
             quiet_since = clock_now_ns();
-            if (s->flying < s->depth)
-                continue; /* more may start before the oldest has finished */
-        } else if (s->flying == 0 && !s->jobs.head) {
-            int64_t until = quiet_since + IDLE_NS < ripe ? quiet_since + IDLE_NS : ripe;
-            if (s->stopping) {
-                s->gone = true; /* under the lock: who posts a job from now on sees it */
-                pthread_cond_broadcast(&s->idle);
-                pthread_mutex_unlock(&s->lock);
-                return NULL;
-            }
-            if (now < until) {
-                struct timespec t = clock_timespec(until);
+        } else if (s->flying > 0) {
+            pthread_mutex_unlock(&s->lock);
+            if (await_oldest(s, seen))
+                finish_oldest(s);
+            quiet_since = clock_now_ns();
+        } else if (s->jobs.head) {
+            pthread_mutex_unlock(&s->lock);
+        } else if (s->stopping) {
+            s->gone = true; /* under the lock: who posts a job from now on sees it */
+            pthread_cond_broadcast(&s->idle);
+            pthread_mutex_unlock(&s->lock);
+            return NULL;
+        } else {
+            int64_t probe_ns = quiet_since + IDLE_NS;
+            if (now < probe_ns) {
+                struct timespec t = clock_timespec(wake < probe_ns ? wake : probe_ns);
                 pthread_cond_timedwait(&s->work, &s->lock, &t);
             }
             pthread_mutex_unlock(&s->lock);
-            if (now >= quiet_since + IDLE_NS) {
+            if (now >= probe_ns) {
                 probe(s);
                 quiet_since = clock_now_ns();
             }
-            continue;
-        } else {
-            pthread_mutex_unlock(&s->lock);
-        }
-        if (s->flying > 0) {
-            finish_oldest(s);
-            quiet_since = clock_now_ns();
         }
     }
 }
@@ -398,6 +433,7 @@ enum engine_code scheduler_submit(struct scheduler *s, struct engine_request *re
     request->submitted_ns = clock_now_ns();
     queue_push(&s->queue, key, request);
     s->open++;
+    atomic_fetch_add(&s->arrivals, 1);
     if (s->queue.next_deadline_ns < deadline)
         pthread_cond_signal(&s->sweep);
     pthread_cond_signal(&s->work);
@@ -418,6 +454,7 @@ void scheduler_begin_drain(struct scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
     s->draining = true;
+    atomic_fetch_add(&s->arrivals, 1);
     pthread_cond_signal(&s->work); /* nobody waits for company any more */
     pthread_mutex_unlock(&s->lock);
 }
@@ -453,6 +490,7 @@ void scheduler_post(void *scheduler, void (*fn)(void *arg), void *arg)
         }
     }
     bool gone = s->gone;
+    atomic_fetch_add(&s->arrivals, 1);
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
     if (gone)
@@ -521,6 +559,7 @@ void scheduler_stop(struct scheduler *s)
         return;
     pthread_mutex_lock(&s->lock);
     s->draining = s->stopping = true;
+    atomic_fetch_add(&s->arrivals, 1);
     pthread_cond_broadcast(&s->work);
     pthread_cond_broadcast(&s->sweep);
     pthread_mutex_unlock(&s->lock);

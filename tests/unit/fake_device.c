@@ -69,6 +69,15 @@ static enum engine_code fake_wait(struct device *device, struct engine_error *er
     return code;
 }
 
+static bool fake_ready(struct device *device)
+{
+    struct fake_device *fake = fake_of(device);
+    pthread_mutex_lock(&fake->lock);
+    bool ready = !fake->held;
+    pthread_mutex_unlock(&fake->lock);
+    return ready;
+}
+
 static enum engine_code fake_canary(struct device *device, struct engine_error *error)
 {
     struct fake_device *fake = fake_of(device);
@@ -100,10 +109,19 @@ static const struct device_ops fake_ops = {
     .canary = fake_canary,
 };
 
-void fake_init(struct fake_device *fake, int depth)
+static const struct device_ops telling_ops = {
+    .host_alloc = fake_host_alloc,
+    .host_free = fake_host_free,
+    .submit = fake_submit,
+    .ready = fake_ready,
+    .wait = fake_wait,
+    .canary = fake_canary,
+};
+
+void fake_init(struct fake_device *fake, int depth, bool tells)
 {
     *fake = (struct fake_device){.kernels = {.name = "fake", .device = "fake", .decode_rows = 4}};
-    fake->base = (struct device){.ops = &fake_ops, .kernels = &fake->kernels, .kind = "fake", .depth = depth};
+    fake->base = (struct device){.ops = tells ? &telling_ops : &fake_ops, .kernels = &fake->kernels, .kind = "fake", .depth = depth};
     for (int i = 0; i < FAKE_LAYERS; i++) {
         fake->held_layers[i] = 2 * i;
         fake->layer[i].layer = 2 * i;

@@ -38,8 +38,8 @@ struct fake_device {
     struct fake_record *record; /* [submitted] */
 };
 
-/* `depth` batches in flight. Layers are numbered 0, 2, 4; the last expert is not held. */
-void fake_init(struct fake_device *fake, int depth);
+/* `depth` batches in flight; `tells`: has the operation `ready`. Layers are numbered 0, 2, 4; the last expert is not held. */
+void fake_init(struct fake_device *fake, int depth, bool tells);
 void fake_finish(struct fake_device *fake);
 void fake_hold(struct fake_device *fake);
 void fake_release(struct fake_device *fake);

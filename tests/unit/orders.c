@@ -41,17 +41,17 @@ static void on_idle(void *arg)
     atomic_fetch_add(&x->idles, 1);
 }
 
-void fixture_start(struct fixture *x, int depth, int64_t wait_us)
+static void start(struct fixture *x, int depth, int64_t wait_us, int32_t max_rows, bool tells)
 {
     memset(x, 0, sizeof *x);
-    fake_init(&x->fake, depth);
+    fake_init(&x->fake, depth, tells);
     struct scheduler_options options = {
         .device = &x->fake.base,
         .model = &x->fake.model,
-        .queue_rows = QUEUE_ROWS,
+        .queue_rows = QUEUE_ROWS * max_rows / MAX_ROWS,
         .batch_wait_us = wait_us,
-        .max_rows = MAX_ROWS,
-        .max_slots = MAX_SLOTS,
+        .max_rows = max_rows,
+        .max_slots = MAX_SLOTS * max_rows / MAX_ROWS,
         .on_failure = on_failure,
         .on_failure_arg = x,
         .on_idle = on_idle,
@@ -60,6 +60,10 @@ void fixture_start(struct fixture *x, int depth, int64_t wait_us)
     struct engine_error error;
     assert_int_equal(scheduler_create(&options, &x->scheduler, &error), ENGINE_OK);
 }
+
+void fixture_start(struct fixture *x, int depth, int64_t wait_us) { start(x, depth, wait_us, MAX_ROWS, false); }
+
+void fixture_start_wide(struct fixture *x, int depth, int32_t max_rows, bool tells) { start(x, depth, 0, max_rows, tells); }
 
 void fixture_stop(struct fixture *x)
 {

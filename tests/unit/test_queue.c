@@ -31,31 +31,31 @@ static void turns_go_by_age(void **state)
 {
     (void)state;
     struct queue q;
-    int64_t ripe;
+    int64_t next;
     assert_true(queue_init(&q, 4));
-    assert_int_equal(queue_oldest(&q, 100, 0, 10, &ripe), -1);
-    assert_true(ripe == INT64_MAX);
+    assert_int_equal(queue_oldest(&q, 101, 10, &next), -1);
+    assert_true(next == INT64_MAX);
     struct engine_request a = waiting(3, 50), b = waiting(2, 40), c = waiting(1, 60), d = waiting(9, 30);
     queue_push(&q, 2, &a);
     queue_push(&q, 0, &b);
     queue_push(&q, 2, &c);
     assert_int_equal(q.rows, 6);
     assert_int_equal(q.requests, 3);
-    assert_int_equal(queue_oldest(&q, 100, 0, 10, &ripe), 0);
+    assert_int_equal(queue_oldest(&q, 101, 10, &next), 0);
     assert_ptr_equal(queue_pop(&q, 0), &b);
-    assert_int_equal(queue_oldest(&q, 100, 0, 10, &ripe), 2);
+    assert_int_equal(queue_oldest(&q, 101, 10, &next), 2);
     /* Once begun, age counts from the last window. */
     queue_push(&q, 1, &d);
-    assert_int_equal(queue_oldest(&q, 100, 0, 10, &ripe), 1);
+    assert_int_equal(queue_oldest(&q, 101, 10, &next), 1);
     queue_pop(&q, 1);
     d.rows_started = 4;
     d.started_ns = 70;
     queue_push(&q, 1, &d);
     assert_int_equal(q.rows, 4 + 5);
-    assert_int_equal(queue_oldest(&q, 100, 0, 10, &ripe), 2);
+    assert_int_equal(queue_oldest(&q, 101, 10, &next), 2);
     queue_remove(&q, 2, &c);
     queue_remove(&q, 2, &a);
-    assert_int_equal(queue_oldest(&q, 100, 0, 10, &ripe), 1);
+    assert_int_equal(queue_oldest(&q, 101, 10, &next), 1);
     queue_remove(&q, 1, &d);
     assert_int_equal(q.rows, 0);
     assert_int_equal(q.requests, 0);
@@ -66,26 +66,30 @@ static void turns_go_by_age(void **state)
     queue_finish(&q);
 }
 
-static void waiting_for_company_has_an_end(void **state)
+/* Young heads need enough rows behind them. */
+static void the_young_wait_for_company(void **state)
 {
     (void)state;
     struct queue q;
-    int64_t ripe;
+    int64_t next;
     assert_true(queue_init(&q, 2));
     struct engine_request a = waiting(3, 50), b = waiting(6, 70), c = waiting(1, 71);
     queue_push(&q, 0, &a);
     queue_push(&q, 1, &b);
-    assert_int_equal(queue_oldest(&q, 80, 100, 10, &ripe), -1);
-    assert_int_equal(ripe, 150);
-    assert_int_equal(queue_oldest(&q, 150, 100, 10, &ripe), 0);
-    assert_int_equal(queue_oldest(&q, 80, 100, 6, &ripe), 1); /* enough of them */
+    assert_int_equal(queue_oldest(&q, 50, 10, &next), -1);
+    assert_int_equal(next, 50);
+    assert_int_equal(queue_oldest(&q, 51, 10, &next), 0);
+    assert_int_equal(next, 70);
+    assert_int_equal(queue_oldest(&q, 50, 6, &next), 1); /* enough of them */
+    assert_int_equal(queue_oldest(&q, 50, 7, &next), -1);
     queue_push(&q, 1, &c);
-    assert_int_equal(queue_oldest(&q, 80, 100, 7, &ripe), 1);
+    assert_int_equal(queue_oldest(&q, 50, 7, &next), 1);
+    assert_int_equal(queue_oldest(&q, 71, 10, &next), 0); /* the older of two */
     queue_pop(&q, 0);
     a.rows_started = 1; /* a window has run: the rest waits for nobody */
     a.started_ns = 79;
     queue_push(&q, 0, &a);
-    assert_int_equal(queue_oldest(&q, 80, 100, 10, &ripe), 0);
+    assert_int_equal(queue_oldest(&q, 50, 10, &next), 0);
     queue_take_all(&q, true, ENGINE_OK);
     queue_finish(&q);
 }
@@ -212,7 +216,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(turns_go_by_age),
-        cmocka_unit_test(waiting_for_company_has_an_end),
+        cmocka_unit_test(the_young_wait_for_company),
         cmocka_unit_test(sweeping_takes_the_dropped_only),
         cmocka_unit_test(windows_take_what_fits),
         cmocka_unit_test(jobs_survive_without_memory),

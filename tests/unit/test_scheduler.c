@@ -628,6 +628,70 @@ static void a_deeper_device_gets_the_next_batch_meanwhile(void **state)
     order_finish(&small);
 }
 
+/* Small requests wait for the end of the batch at work, and for each other; large ones are handed over at once, when the device
+ * can tell that it is not done yet. Whoever was passed over once goes next. */
+static void a_second_batch_has_to_be_worthwhile(void **state)
+{
+    (void)state;
+    struct fixture x;
+    struct order first, small[3], large, other;
+    fixture_start_wide(&x, 2, 160, true);
+    fake_hold(&x.fake);
+    order_init(&first, 0, ENGINE_DECODE, 1, 1);
+    order_init(&large, 2, ENGINE_PREFILL, 10, 1);
+    order_init(&other, 4, ENGINE_PREFILL, 150, 1);
+    for (int i = 0; i < 3; i++)
+        order_init(&small[i], 0, ENGINE_DECODE, 3, 1);
+    order_submit(&x, &first);
+    assert_true(fake_wait_submitted(&x.fake, 1));
+    order_submit(&x, &small[0]);
+    order_submit(&x, &small[1]);
+    usleep(30000);
+    assert_int_equal(fake_submitted(&x.fake), 1);
+    order_submit(&x, &large);
+    assert_true(fake_wait_submitted(&x.fake, 2)); /* though the device is held */
+    assert_false(atomic_load(&first.done));
+    order_submit(&x, &small[2]);
+    order_submit(&x, &other);
+    usleep(10000);
+    assert_int_equal(fake_submitted(&x.fake), 2); /* both places are taken */
+    fake_release(&x.fake);
+    for (int i = 0; i < 3; i++)
+        order_expect(&small[i], ENGINE_OK);
+    order_expect(&first, ENGINE_OK);
+    order_expect(&large, ENGINE_OK);
+    order_expect(&other, ENGINE_OK);
+    expect_record(&x, 1, 1, 10, KERNEL_PREFILL);
+    expect_record(&x, 2, 0, 9, KERNEL_DECODE); /* passed over by `large`, so older than the batch at work */
+    expect_record(&x, 3, 2, 150, KERNEL_PREFILL);
+    fixture_stop(&x);
+    order_finish(&first);
+    order_finish(&large);
+    order_finish(&other);
+    for (int i = 0; i < 3; i++)
+        order_finish(&small[i]);
+}
+
+static void jobs_run_beside_a_batch_where_the_device_tells(void **state)
+{
+    (void)state;
+    struct fixture x;
+    struct order running;
+    fixture_start_wide(&x, 2, 160, true);
+    struct job_log log = {.x = &x};
+    fake_hold(&x.fake);
+    order_init(&running, 0, ENGINE_DECODE, 1, 1);
+    order_submit(&x, &running);
+    assert_true(fake_wait_submitted(&x.fake, 1));
+    scheduler_post(x.scheduler, job, &log);
+    assert_true(wait_count(&log.count, 1));
+    assert_int_equal(atomic_load(&running.done), 0);
+    fake_release(&x.fake);
+    order_expect(&running, ENGINE_OK);
+    fixture_stop(&x);
+    order_finish(&running);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -647,6 +711,8 @@ int main(void)
         cmocka_unit_test(a_passing_fault_fails_one_batch),
         cmocka_unit_test(an_idle_device_is_probed),
         cmocka_unit_test(a_lone_request_waits_for_company),
+        cmocka_unit_test(a_second_batch_has_to_be_worthwhile),
+        cmocka_unit_test(jobs_run_beside_a_batch_where_the_device_tells),
         cmocka_unit_test(a_deeper_device_gets_the_next_batch_meanwhile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

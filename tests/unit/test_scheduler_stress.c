@@ -81,9 +81,9 @@ static void *client_main(void *arg)
 static void many_clients_at_once(void **state)
 {
     (void)state;
-    for (int depth = 1; depth <= 3; depth += 2) {
+    for (int depth = 1; depth <= 3; depth++) {
         struct fixture x;
-        fixture_start(&x, depth, 0);
+        fixture_start_wide(&x, depth, MAX_ROWS, depth == 2);
         struct client c[4];
         pthread_t thread[4];
         for (int i = 0; i < 4; i++) {

@@ -134,6 +134,8 @@ static enum engine_code add_regex(struct pattern_set *set, const char *key, doub
     r.code = pcre2_compile((PCRE2_SPTR)text, (size_t)len,
                            PCRE2_ANCHORED | PCRE2_AUTO_CALLOUT | PCRE2_NEVER_UTF | PCRE2_NEVER_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at,
                            set->compile);
+    if (!r.code && code == PCRE2_ERROR_HEAP_FAILED)
+        return no_memory(set, error);
     if (!r.code) {
         PCRE2_UCHAR why[128];
         pcre2_get_error_message(code, why, sizeof why);

@@ -460,6 +460,8 @@ void registry_destroy(struct registry *r)
         r->first = next;
     }
     arena_destroy(r->arena);
+    if (r->stage)
+        r->device->ops->host_free(r->device, r->stage, r->stage_bytes);
     if (r->root_fd >= 0)
         close(r->root_fd);
     free(r->root_given);

@@ -74,10 +74,12 @@ struct registry {
     int root_fd; /* -1: none */
     char *root_given, *root; /* as configured, and its real path */
     struct kernel_lora_entry *zeros; /* [experts, KERNEL_PROJECTIONS] */
+    char *stage; /* the device's host memory for uploads, of the install that has set stage_busy; NULL until needed */
+    size_t stage_bytes;
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool draining;
+    bool draining, stage_busy;
     int max_adapters;
     int32_t *free_slot; /* [free_slots] */
     int free_slots;

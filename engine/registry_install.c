@@ -20,7 +20,8 @@ struct packer {
     struct engine_error *error;
     char *stage; /* where the device can't be written to directly */
     size_t stage_room, stage_used;
-    bool stage_is_host_memory; /* of the device's host_alloc */
+    char *stage_own; /* the same when it is this packer's, and not the one that the registry keeps */
+    bool stage_is_kept; /* the registry's is taken */
     uint64_t stage_address; /* where its first byte goes */
 };
 
@@ -139,14 +140,26 @@ static enum engine_code alloc_part(struct packer *p, size_t bytes, size_t whole,
     }
 }
 
+/* One buffer that the device reads fast is kept, since taking and returning such memory may wait for running batches. Whoever
+ * comes while it is in use, or needs more, makes do with ordinary memory. */
 static enum engine_code make_stage(struct packer *p, size_t largest_piece, size_t largest_layer)
 {
-    struct device *device = p->r->device;
+    struct registry *r = p->r;
+    pthread_mutex_lock(&r->lock);
+    p->stage_is_kept = !r->stage_busy && largest_piece <= STAGE_BYTES;
+    r->stage_busy |= p->stage_is_kept;
+    pthread_mutex_unlock(&r->lock);
+    if (p->stage_is_kept && !r->stage) {
+        r->stage = r->device->ops->host_alloc(r->device, STAGE_BYTES);
+        r->stage_bytes = STAGE_BYTES;
+    }
+    if (p->stage_is_kept && r->stage) {
+        p->stage = r->stage;
+        p->stage_room = STAGE_BYTES;
+        return ENGINE_OK;
+    }
     p->stage_room = largest_layer < STAGE_BYTES ? largest_layer : largest_piece > STAGE_BYTES ? largest_piece : STAGE_BYTES;
-    p->stage = device->ops->host_alloc(device, p->stage_room);
-    p->stage_is_host_memory = p->stage != NULL;
-    if (!p->stage)
-        p->stage = malloc(p->stage_room);
+    p->stage_own = p->stage = malloc(p->stage_room);
     if (!p->stage)
         return engine_fail(p->error, ENGINE_OUT_OF_MEMORY, "out of memory for %zu bytes of staging", p->stage_room);
     return ENGINE_OK;
@@ -154,10 +167,12 @@ static enum engine_code make_stage(struct packer *p, size_t largest_piece, size_
 
 static void free_stage(struct packer *p)
 {
-    if (p->stage_is_host_memory)
-        p->r->device->ops->host_free(p->r->device, p->stage, p->stage_room);
-    else
-        free(p->stage);
+    free(p->stage_own);
+    if (!p->stage_is_kept)
+        return;
+    pthread_mutex_lock(&p->r->lock);
+    p->r->stage_busy = false;
+    pthread_mutex_unlock(&p->r->lock);
 }
 
 /* The figures, the parts and how large they and their pieces are. */

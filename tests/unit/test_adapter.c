@@ -350,6 +350,25 @@ static void patterns_and_scales(void **state)
     adapter_data_destroy(data);
 }
 
+/* The order in the file decides, not the kind of key. */
+static void first_pattern_of_the_file_wins(void **state)
+{
+    (void)state;
+    static const char *const patterns[] = {"{\"zz.*|w1\":8,\"w1\":12}", "{\"w1\":12,\"zz.*|w1\":8}",
+                                           "{\"w3\":1,\"0.w1\":8,\"experts.0.w1\":2,\"w1\":12}"};
+    static const float scales[] = {4, 6, 4};
+    for (int i = 0; i < 3; i++) {
+        struct made m;
+        char config[256];
+        snprintf(config, sizeof config, CONFIG ",\"alpha_pattern\":%s}", patterns[i]);
+        begin(&m, config);
+        linear(&m, "base_model.model.model.layers.0.mlp.experts.0.w1", "BF16", 2, 8, 6);
+        struct adapter_data *data = finish(&m, &small);
+        assert_true(data->delta[0].scale == scales[i]);
+        adapter_data_destroy(data);
+    }
+}
+
 static void granite_parameters(void **state)
 {
     (void)state;
@@ -495,6 +514,7 @@ int main(void)
         cmocka_unit_test(only_other_modules),
         cmocka_unit_test(adapter_names_inside_names),
         cmocka_unit_test(patterns_and_scales),
+        cmocka_unit_test(first_pattern_of_the_file_wins),
         cmocka_unit_test(granite_parameters),
         cmocka_unit_test(square_parameters),
         cmocka_unit_test(rounds_to_the_operand_type),

@@ -523,13 +523,15 @@ static bool http_describe_peer(struct connection *c, const struct sockaddr *a)
 static void http_opened(struct http_daemon *d, struct MHD_Connection *mhd, void **context)
 {
     struct server *server = d->server;
-    const union MHD_ConnectionInfo *fd = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+    /* Since libmicrohttpd 1.0 the second call overwrites what the first one returned. */
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+    int fd = info->connect_fd;
     const union MHD_ConnectionInfo *peer = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    struct connection *c = watch_add(server->watch, fd->connect_fd);
+    struct connection *c = watch_add(server->watch, fd);
     *context = c;
     if (!c) {
         log_message(LOG_LEVEL_WARNING, "a connection was dropped: %s", strerror(errno));
-        shutdown(fd->connect_fd, SHUT_RDWR);
+        shutdown(fd, SHUT_RDWR);
         return;
     }
     metrics_connection_opened(server->metrics);

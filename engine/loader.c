@@ -46,6 +46,7 @@ struct loader {
     struct unit *unit;
     size_t units, capacity;
     size_t raw_bytes, op_bytes, staging_bytes; /* the largest that any unit needs */
+    size_t threads;
     atomic_size_t next;
     int64_t total;
     _Atomic int64_t done;
@@ -324,17 +325,38 @@ static enum engine_code too_large(const struct plan_source *s, struct engine_err
                        s->tensor->name);
 }
 
+/* Where a UNIT_ROWS begins in its tensor, and its length, both in bytes. */
+static int64_t rows_offset(const struct loader *l, const struct unit *u, const struct plan_source *s, size_t *bytes)
+{
+    const struct kernel_dims *d = &l->model->dims;
+    const int64_t row_bytes = projection_columns(d, u->projection) * (int64_t)dtype_size(s->dtype);
+    int64_t row = u->row0;
+    if (l->plan->layer[u->layer].fused)
+        row += (int64_t)l->model->held_experts[u->expert] * s->tensor->shape[1] + (u->projection == KERNEL_UP ? d->inter : 0);
+    *bytes = (size_t)(u->rows * row_bytes);
+    return row * row_bytes;
+}
+
+/* Keeps the disk busy while threads compute. */
+static void prefetch_unit(const struct loader *l, size_t index)
+{
+    if (index >= l->units || l->unit[index].kind != UNIT_ROWS)
+        return;
+    const struct plan_source *s = unit_source(l, &l->unit[index]);
+    size_t bytes;
+    int64_t offset = rows_offset(l, &l->unit[index], s, &bytes);
+    safetensors_prefetch(s->file, s->tensor, offset, (int64_t)bytes);
+}
+
 static enum engine_code load_rows(const struct worker *w, const struct unit *u, struct engine_error *error)
 {
     const struct loader *l = w->loader;
     const struct kernel_dims *d = &l->model->dims;
     struct plan_source *s = unit_source(l, u);
-    const size_t size = dtype_size(s->dtype), n = (size_t)u->rows * (size_t)projection_columns(d, u->projection);
-    int64_t row = u->row0;
-    if (l->plan->layer[u->layer].fused)
-        row += (int64_t)l->model->held_experts[u->expert] * s->tensor->shape[1] + (u->projection == KERNEL_UP ? d->inter : 0);
-    enum engine_code code =
-        safetensors_read(s->file, s->tensor, row * projection_columns(d, u->projection) * (int64_t)size, w->raw, n * size, error);
+    size_t bytes;
+    int64_t offset = rows_offset(l, u, s, &bytes);
+    const size_t n = bytes / dtype_size(s->dtype);
+    enum engine_code code = safetensors_read(s->file, s->tensor, offset, w->raw, bytes, error);
     if (code)
         return code;
     struct tally t = {0};
@@ -479,6 +501,7 @@ static void run_worker(void *arg, int index)
         enum engine_code code = ENGINE_OK;
         if (l->cancel && atomic_load(l->cancel))
             code = engine_fail(&error, ENGINE_CANCELLED, "loading was cancelled");
+        prefetch_unit(l, i + l->threads);
         if (!code)
             code = run_unit(&w, &l->unit[i], &error);
         if (code)
@@ -530,7 +553,8 @@ enum engine_code loader_run(struct device *device, struct model *model, struct p
         free(l.unit);
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for the list of %zu pieces to load", l.units);
     }
-    kernels_cpu_parallel(device->host_pool, kernels_cpu_stream_threads(device->host_pool), run_worker, &l);
+    l.threads = (size_t)kernels_cpu_stream_threads(device->host_pool);
+    kernels_cpu_parallel(device->host_pool, (int)l.threads, run_worker, &l);
     free(l.unit);
     if (atomic_load(&l.stop)) {
         if (error)

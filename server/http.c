@@ -433,9 +433,9 @@ static void http_account(struct http_request *r, enum MHD_RequestTerminationCode
     int64_t now = server_now_ns();
     if (!r->status) {
         pthread_mutex_lock(&r->connection->lock);
-        bool cut = r->connection->phase == CONNECTION_CUT && !r->connection->gone;
+        bool expired = r->connection->expired;
         pthread_mutex_unlock(&r->connection->lock);
-        if (cut) {
+        if (expired) {
             r->status = 408;
             r->code = "timeout";
         } else {

@@ -181,7 +181,8 @@ static void main_wait(struct main_state *m, int64_t timeout_ms)
 /* Waits until no request is open; false when the time is up first. */
 static bool main_wait_requests(const struct main_state *m, int64_t timeout_ms)
 {
-    for (int64_t until = server_now_ns() + timeout_ms * 1000000; atomic_load(&m->server.requests) > 0;) {
+    for (int64_t until = server_now_ns() + timeout_ms * 1000000;
+         atomic_load(&m->server.requests) + atomic_load(&m->server.suspended) > 0;) {
         if (server_now_ns() >= until)
             return false;
         usleep(5000);
@@ -209,8 +210,9 @@ static int main_serve(struct main_state *m, struct engine *engine)
     } else {
         log_message(LOG_LEVEL_INFO, "draining, at most %" PRId64 " s", m->server.options->drain_timeout_s);
     }
-    engine_begin_drain(engine);
+    /* The engine goes on taking what was accepted before: new heads are refused by their own check. */
     bool drained = main_wait_requests(m, limit_ms);
+    engine_begin_drain(engine);
     if (!drained)
         log_message(LOG_LEVEL_WARNING, "drain timed out with %d requests open", atomic_load(&m->server.requests));
     return failed || !drained ? EXIT_BAD : EXIT_GOOD;

@@ -86,6 +86,17 @@ static bool upload_part_end(void *arg)
     return !failed;
 }
 
+/* Empties the spool as soon as nothing reads it, before the client is answered. */
+static void upload_discard(struct http_request *r, struct upload *u)
+{
+    if (u->fd >= 0)
+        close(u->fd);
+    u->fd = -1;
+    if (u->spooled)
+        spool_close(r->server->spool, &u->entry);
+    u->spooled = false;
+}
+
 static int64_t upload_limit(const struct http_request *r) { return r->server->options->max_adapter_bytes + UPLOAD_FORM_BYTES; }
 
 static bool upload_begin(struct http_request *r)
@@ -136,12 +147,14 @@ static bool upload_data(struct http_request *r, const char *data, size_t size)
     if (r->received > upload_limit(r)) {
         http_fail(r, 413, "too_large", "the upload has more bytes than --max-adapter-bytes allows, %" PRId64,
                   r->server->options->max_adapter_bytes);
+        upload_discard(r, u);
         return false;
     }
     if (multipart_feed(u->form, data, size))
         return true;
     if (!r->status)
         http_fail(r, 400, "bad_request", "the form is malformed: %s", multipart_error(u->form));
+    upload_discard(r, u);
     return false;
 }
 
@@ -152,10 +165,7 @@ static void upload_destroy(struct http_request *r)
         return;
     if (u->have_info)
         engine_adapter_info_finish(&u->info);
-    if (u->fd >= 0)
-        close(u->fd);
-    if (u->spooled)
-        spool_close(r->server->spool, &u->entry);
+    upload_discard(r, u);
     if (u->counted)
         atomic_fetch_sub(&r->server->uploads, 1);
     multipart_destroy(u->form);
@@ -169,6 +179,7 @@ static void upload_work(struct http_request *r)
     struct upload *u = r->state;
     u->code = engine_adapter_install_fd(server_engine(r->server), r->segment[1], u->entry.dir_fd, true, &u->info, &u->replaced, &u->error);
     u->have_info = u->code == ENGINE_OK;
+    upload_discard(r, u);
 }
 
 static void upload_answer(struct http_request *r)
@@ -183,14 +194,14 @@ static void upload_answer(struct http_request *r)
 void upload_handle(struct http_request *r)
 {
     struct upload *u = r->state;
-    if (!multipart_complete(u->form)) {
-        http_fail(r, 400, "bad_request", "the form ends before its closing boundary");
+    const char *missing = !u->seen[0] ? upload_field[0] : !u->seen[1] ? upload_field[1] : NULL;
+    if (multipart_complete(u->form) && !missing) {
+        http_offload(r, upload_work, upload_answer);
         return;
     }
-    for (int i = 0; i < UPLOAD_FILES; i++)
-        if (!u->seen[i]) {
-            http_fail(r, 400, "bad_request", "the form lacks the field %s", upload_field[i]);
-            return;
-        }
-    http_offload(r, upload_work, upload_answer);
+    if (!multipart_complete(u->form))
+        http_fail(r, 400, "bad_request", "the form ends before its closing boundary");
+    else
+        http_fail(r, 400, "bad_request", "the form lacks the field %s", missing);
+    upload_discard(r, u);
 }

@@ -87,6 +87,7 @@ bool watch_enter(struct connection *c, enum connection_phase phase, int64_t limi
 static void watch_expire(struct connection *c)
 {
     char text[REPLY_RAW_MAX];
+    c->expired = true;
     switch (c->phase) {
     case CONNECTION_HEAD:
     case CONNECTION_BODY:
@@ -109,6 +110,14 @@ static void watch_expire(struct connection *c)
     c->deadline_ns = 0;
 }
 
+/* Taken out of the set first: libmicrohttpd's descriptor keeps the socket open for a moment, and the set would go on reporting it. */
+static void watch_close(struct connection *c)
+{
+    epoll_ctl(c->watch->epoll, EPOLL_CTL_DEL, c->fd, NULL);
+    close(c->fd);
+    c->fd = -1;
+}
+
 /* Reads away what a closed connection's peer still sends. True when it is done. */
 static bool watch_drain(struct connection *c)
 {
@@ -124,16 +133,24 @@ static bool watch_drain(struct connection *c)
     return false;
 }
 
+/* libmicrohttpd, edge-triggered too, takes a short read for the end of what there is, and so misses an end of file that came with the last
+ * bytes. This makes no difference to the socket, whose peer sends no more, but raises a new event. Repeated until it is noticed, since the
+ * event may come before that short read. */
+static void watch_nudge(struct connection *c)
+{
+    if (c->phase == CONNECTION_IDLE || c->phase == CONNECTION_HEAD || c->phase == CONNECTION_BODY)
+        shutdown(c->fd, SHUT_RD);
+}
+
 static void watch_event(struct connection *c, uint32_t events)
 {
     pthread_mutex_lock(&c->lock);
     if (c->closed) {
-        if (c->fd >= 0 && watch_drain(c)) {
-            close(c->fd);
-            c->fd = -1;
-        }
-    } else if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) {
+        if (c->fd >= 0 && watch_drain(c))
+            watch_close(c);
+    } else if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) && !c->gone && c->phase != CONNECTION_CUT) {
         c->gone = true;
+        watch_nudge(c);
         if (c->phase == CONNECTION_WAIT && c->cancel) {
             c->cancel(c->request);
             c->cancel = NULL;
@@ -153,10 +170,11 @@ static void watch_sweep(struct watch *w, int64_t now)
             if (!c->closed) {
                 watch_expire(c);
             } else if (c->fd >= 0) {
-                close(c->fd);
-                c->fd = -1;
+                watch_close(c);
             }
         }
+        if (c->gone && !c->closed)
+            watch_nudge(c);
         bool done = c->closed && c->fd < 0;
         pthread_mutex_unlock(&c->lock);
         if (!done)
@@ -183,7 +201,7 @@ static void *watch_run(void *arg)
             if (event[i].data.ptr)
                 watch_event(event[i].data.ptr, event[i].events);
         int64_t now = server_now_ns();
-        if (n < WATCH_EVENTS || now - swept > WATCH_TICK_MS * INT64_C(1000000)) {
+        if (now - swept >= WATCH_TICK_MS * INT64_C(1000000)) {
             watch_sweep(w, now);
             swept = now;
         }
@@ -283,10 +301,7 @@ void watch_remove(struct connection *c)
         c->deadline_ns = server_now_ns() + WATCH_LINGER_NS;
     } else {
         c->linger = false;
-        /* Before the close: another process may hold a duplicate, and then the set would keep it. */
-        epoll_ctl(w->epoll, EPOLL_CTL_DEL, c->fd, NULL);
-        close(c->fd);
-        c->fd = -1;
+        watch_close(c);
     }
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_unlock(&w->lock);

@@ -38,6 +38,7 @@ struct connection {
     int64_t deadline_ns; /* of the phase; 0 none */
     bool fresh; /* no request has been seen yet */
     bool gone; /* the peer has closed its sending side */
+    bool expired; /* cut by a deadline */
     bool linger; /* read on for a while after closing */
     bool closed; /* libmicrohttpd is done with it */
     bool refused; /* past the limit */

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start, drain and end; listeners of every kind; service managers."""
+from harness import *
+
+SLOW_MODEL = ["--synthetic", "E=8,K=2,H=1024,I=2048,L=1", "--max-batch-rows", "32", "--max-body-bytes", "64M"]
+LOADS_LONG = ["--synthetic", "E=64,K=2,H=2048,I=2048,L=2"]
+
+
+def long_request(server, rows=4000):
+    """A socket on which an answer will come after a while."""
+    c = server.connect()
+    c.sendall(heavy(rows, 1024, 8))
+    return c
+
+
+def running(server):
+    """Waits until a request is waiting or being computed."""
+    end = time.monotonic() + 20 * SLOW
+    while time.monotonic() < end:
+        text = server.call("GET", "/metrics").body.decode()
+        if re.search(r"^expertd_(queue|running)_rows [1-9]", text, re.M):
+            return
+        time.sleep(0.02)
+    raise AssertionError([line for line in text.splitlines() if "rows" in line])
+
+
+def test_drain():
+    with Server(*SLOW_MODEL) as s:
+        kept = s.client()
+        assert kept.call("GET", "/moe/model").status == 200
+        c = long_request(s)
+        running(s)
+        s.signal()
+        s.wait_log("draining")
+        check_error(s.call("GET", "/health/ready"), 503, "draining")
+        check_error(s.call("GET", "/v2/health/ready"), 503, "draining")
+        assert s.call("GET", "/health/live").status == 200
+        assert s.call("GET", "/metrics").status == 200
+        r = kept.call("GET", "/moe/model")
+        check_error(r, 503, "draining")
+        assert r.headers["connection"] == "close" and r.headers["retry-after"]
+        r = s.call("POST", "/moe/forward", b"x" * 100000)
+        check_error(r, 503, "draining")
+        check_error(s.call("POST", "/adapters", {"name": "a", "path": "b"}), 503, "draining")
+        check_error(s.call("DELETE", "/adapters/a"), 503, "draining")
+        reply, _ = read_reply(c, 60)
+        assert reply.status == 200 and reply.headers["connection"] == "close", reply
+        assert s.wait() == 0
+
+
+def test_idle_drain_is_quick():
+    with Server() as s, s.client() as kept:
+        kept.call("GET", "/health/live")
+        began = time.monotonic()
+        s.signal(signal.SIGINT)
+        assert s.wait() == 0 and time.monotonic() - began < 2 * SLOW
+
+
+def test_drain_is_bounded():
+    with Server("--drain-timeout-s", "1") as s:
+        with s.connect() as c:
+            c.sendall(b"POST /moe/forward HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nx")
+            time.sleep(0.2)
+            began = time.monotonic()
+            s.signal()
+            assert s.wait() == 1
+            assert 0.8 < time.monotonic() - began < 4 * SLOW
+            assert any("drain timed out" in line for line in s.log if line)
+
+
+def test_second_signal():
+    folder = tempfile.mkdtemp()
+    with Server("--drain-timeout-s", "60", listen=(f"unix:{folder}/s",)) as s:
+        with s.connect() as c:
+            c.sendall(b"POST /moe/forward HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nx")
+            time.sleep(0.2)
+            s.signal()
+            s.wait_log("draining")
+            assert s.process.poll() is None
+            s.signal()
+            assert s.wait(5) == 128 + signal.SIGTERM
+            assert not os.path.exists(f"{folder}/s")
+    shutil.rmtree(folder)
+
+
+def test_while_loading():
+    with Server(*LOADS_LONG, ready=False) as s:
+        assert s.call("GET", "/health/live").status == 200
+        ready = s.call("GET", "/health/ready")
+        if ready.status != 200:  # unless it was quicker than we
+            check_error(ready, 503, "not_ready")
+            r = s.call("POST", "/moe/forward", b"{}")
+            if r.status == 503:
+                check_error(r, 503, "not_ready")
+                assert r.headers["retry-after"]
+            assert s.call("GET", "/metrics").status == 200
+        s.signal()
+        assert s.wait() == 0
+        check = [line for line in s.log if line and " error " in line]
+        assert not check, check
+
+
+def test_bad_model():
+    with Server("--model", "/nowhere", ready=False) as s:
+        assert s.wait() == 1 and any("/nowhere" in line for line in s.log if line), s.log
+
+
+def test_install_during_drain():
+    with Server(*SLOW_MODEL, "--adapter-root", FIXTURES) as s:
+        c = long_request(s)
+        running(s)
+        body, headers = multipart([("adapter_config", b"{}"), ("adapter_model", b"x" * 1000)])
+        put = s.connect()
+        put.sendall(f"PUT /adapters/x HTTP/1.1\r\nHost: a\r\nContent-Type: {headers['Content-Type']}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body[:200])
+        time.sleep(0.2)
+        s.signal()
+        s.wait_log("draining")
+        put.sendall(body[200:])
+        check_error(read_reply(put)[0], 400, "bad_adapter")  # it was accepted, and is judged to the end
+        check_error(s.call("PUT", "/adapters/y", body, headers), 503, "draining")
+        assert read_reply(c, 60)[0].status == 200
+        assert s.wait() == 0
+        assert os.listdir(s.spool) == []
+
+
+def test_listeners():
+    folder = tempfile.mkdtemp()
+    path = f"{folder}/s"
+    addresses = ["127.0.0.1:0", "localhost:0", f"unix:{path}"]
+    v6 = socket.has_ipv6
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+        addresses.insert(2, "[::1]:0")
+    except OSError:
+        v6 = False
+    with Server(listen=tuple(addresses)) as s:
+        assert len(s.urls) == len(addresses), s.urls
+        assert s.urls[-1] == f"unix:{path}" and re.fullmatch(r"http://127\.0\.0\.1:\d+", s.urls[0]), s.urls
+        if v6:
+            assert re.fullmatch(r"http://\[::1\]:\d+", s.urls[2]), s.urls
+        assert os.stat(path).st_mode & 0o777 == 0o660
+        want = None
+        for i in range(len(addresses)):
+            s.urls.insert(0, s.urls.pop(i))
+            out = forward(s, tokens()).json()["outputs"]
+            assert want in (None, out)
+            want = out
+    assert not os.path.exists(path)
+    # A dead socket's file is replaced; a living one's, a file's and a taken port are not.
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(path)
+    dead.close()
+    with Server(listen=(f"unix:{path}",)) as s:
+        r = subprocess.run([EXPERTD, *SYNTHETIC, "--listen", f"unix:{path}"], capture_output=True, text=True, timeout=20 * SLOW)
+        assert r.returncode == 1 and path in r.stderr, r
+        assert s.call("GET", "/health/live").status == 200
+        # Somebody else's socket under our name stays when we go.
+        os.unlink(path)
+        other = socket.socket(socket.AF_UNIX)
+        other.bind(path)
+    assert os.path.exists(path)
+    other.close()
+    os.unlink(path)
+    with open(path, "w") as f:
+        f.write("precious")
+    r = subprocess.run([EXPERTD, *SYNTHETIC, "--listen", f"unix:{path}"], capture_output=True, text=True, timeout=20 * SLOW)
+    assert r.returncode == 1 and open(path).read() == "precious", r
+    shutil.rmtree(folder)
+    with Server() as s:
+        r = subprocess.run([EXPERTD, *SYNTHETIC, "--listen", s.urls[0][7:]], capture_output=True, text=True, timeout=20 * SLOW)
+        assert r.returncode == 1 and s.urls[0][7:] in r.stderr, r
+    for wrong in ("", "localhost", "1.2.3.4", "::1:80", "[::1]", "127.0.0.1:70000", "127.0.0.1:x", "unix:", "unix:" + "x" * 200, "no.such.host.invalid:1"):
+        r = subprocess.run([EXPERTD, *SYNTHETIC, "--listen", wrong], capture_output=True, text=True, timeout=30 * SLOW)
+        assert r.returncode in (1, 2) and "--listen" in r.stderr, (wrong, r)
+
+
+def test_socket_handed_over():
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(10)
+    port = listener.getsockname()[1]
+    early = socket.create_connection(("127.0.0.1", port))  # waits in the backlog until the server is there
+    early.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+
+    def prepare():
+        os.dup2(listener.fileno(), 3)
+        os.set_inheritable(3, True)
+
+    wrap = ["/bin/sh", "-c", 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"', "sh"]
+    with Server(listen=(), wrap=wrap, preexec_fn=prepare, close_fds=False) as s:
+        assert s.urls == [f"http://127.0.0.1:{port}"], s.urls
+        assert read_all(early).startswith(b"HTTP/1.1 200")
+        assert forward(s, tokens()).status == 200
+    early.close()
+    listener.close()
+
+
+def test_service_manager():
+    folder = tempfile.mkdtemp()
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(f"{folder}/notify")
+    manager.settimeout(20 * SLOW)
+    with Server(env={"NOTIFY_SOCKET": f"{folder}/notify"}) as s:
+        assert manager.recv(100) == b"READY=1"
+        s.signal()
+        assert manager.recv(100) == b"STOPPING=1"
+        assert s.wait() == 0
+    manager.close()
+    shutil.rmtree(folder)
+    name = f"\0expertd-test-{os.getpid()}"
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(name)
+    manager.settimeout(20 * SLOW)
+    with Server(env={"NOTIFY_SOCKET": "@" + name[1:]}):
+        assert manager.recv(100) == b"READY=1"
+    manager.close()
+
+
+def test_descriptors():
+    """None is inherited by children or lost over many connections."""
+    with Server() as s:
+        folder = f"/proc/{s.process.pid}/fd"
+        for f in os.listdir(folder):
+            if int(f) > 2:
+                flags = open(f"/proc/{s.process.pid}/fdinfo/{f}").read()
+                mode = int(re.search(r"flags:\s+(\d+)", flags).group(1), 8)
+                assert mode & os.O_CLOEXEC, (f, os.readlink(f"{folder}/{f}"))
+
+        def settled():
+            last, end = -1, time.monotonic() + 10 * SLOW
+            while time.monotonic() < end:
+                now = len(os.listdir(folder))
+                if now == last:
+                    return now
+                last = now
+                time.sleep(0.4)
+            return last
+
+        before = settled()
+        for i in range(100):
+            s.call("GET", "/health/live")
+            s.call("POST", "/nope", b"x" * 1000)
+            if i % 10 == 0:
+                s.raw(b"nonsense\r\n\r\n")
+        assert settled() <= before + 2, (before, os.listdir(folder))
+
+
+run(globals())

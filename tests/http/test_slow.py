@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slow senders and readers, clients that vanish, connection and memory limits."""
+from harness import *
+
+BODY, HEADERS = forward_body(tokens(rows=4), binary=True)
+HEAD = (f"POST /moe/forward HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: {HEADERS['Inference-Header-Content-Length']}\r\n").encode()
+BIG = ["--synthetic", "E=8,K=2,H=1024,I=2048,L=1"]
+
+
+def trickle(server, start, drop, limit):
+    """Sends `start`, then bytes of `drop` half a second apart; returns what came back and how long it took."""
+    with server.connect() as c:
+        c.sendall(start)
+        began, got = time.monotonic(), b""
+        for i in range(int(limit * 2 * SLOW)):
+            try:
+                c.send(drop[i % len(drop):i % len(drop) + 1])
+            except OSError:
+                break
+            ready, _, _ = select.select([c], [], [], 0.5)
+            if ready:
+                got += read_all(c, 2)
+                break
+        return got, time.monotonic() - began
+
+
+def test_trickled_head():
+    with Server("--request-timeout-s", "2") as s:
+        got, took = trickle(s, b"GET /health/live HTTP/1.1\r\nHost: a\r\nX: ", b"y", 10)
+        check_error(parse_replies(got)[0], 408, "timeout", "head")
+        assert 1.5 < took < 5 * SLOW, took
+
+
+def test_trickled_request_line_and_silence():
+    with Server("--request-timeout-s", "2") as s:
+        for start, drop in ((b"GE", b"T"), (b"", b"\r")):
+            got, took = trickle(s, start, drop, 10)
+            check_error(parse_replies(got)[0], 408, "timeout")
+            assert 1.5 < took < 5 * SLOW, took
+        got = s.raw(b"")
+        check_error(parse_replies(got)[0], 408, "timeout")
+
+
+def test_trickled_head_on_a_kept_alive_connection():
+    with Server("--request-timeout-s", "2") as s, s.connect() as c:
+        c.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert read_reply(c)[0].status == 200
+        time.sleep(2.5)  # idle is not slow
+        c.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert read_reply(c)[0].status == 200
+        c.sendall(b"GET /health/live HTTP/1.1\r\nHos")
+        began = time.monotonic()
+        check_error(parse_replies(read_all(c))[0], 408, "timeout")
+        assert time.monotonic() - began < 5 * SLOW
+
+
+def test_trickled_body():
+    with Server("--request-timeout-s", "2") as s:
+        got, took = trickle(s, HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY[:10], BODY[10:], 10)
+        check_error(parse_replies(got)[0], 408, "timeout", "body")
+        assert 1.5 < took < 5 * SLOW, took
+        got, took = trickle(s, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n{\r\n", 10)
+        check_error(parse_replies(got)[0], 408, "timeout", "body")
+        assert 1.5 < took < 5 * SLOW, took
+        s.wait_log("status=408")
+        # A patient client that is fast enough is served.
+        with s.connect() as c:
+            c.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY[:100])
+            time.sleep(1)
+            c.sendall(BODY[100:])
+            assert read_reply(c)[0].status == 200
+
+
+def staging(server):
+    """Bytes of staging memory in use."""
+    return float(re.search(r"^expertd_staging_bytes (\S+)$", server.call("GET", "/metrics").body.decode(), re.M).group(1))
+
+
+def eventually(check, timeout=10):
+    end = time.monotonic() + timeout * SLOW
+    while not check():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.05)
+
+
+def test_vanishing_in_the_body():
+    with Server() as s:
+        before = staging(s)
+        for cut in (0, 1, 100, len(BODY) - 1):
+            with s.connect() as c:
+                c.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY[:cut])
+        for _ in range(3):
+            with s.connect() as c:
+                c.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n100\r\n" + BODY[:100])
+        eventually(lambda: staging(s) == before)
+        assert s.call("GET", "/health/live").status == 200
+
+
+def busy(server, rows=512, count=1):
+    """Starts requests that take a while; returns their sockets."""
+    data, made = heavy(rows, 1024, 8), []
+    for _ in range(count):
+        made.append(server.connect())
+        made[-1].sendall(data)
+    return made
+
+
+def test_vanishing_in_the_queue():
+    with Server(*BIG, "--max-batch-rows", "64") as s:
+        first = busy(s, rows=512, count=3)
+        # These wait behind; they go away without having been computed.
+        gone = busy(s, rows=256, count=6)
+        time.sleep(0.2)
+        for c in gone:
+            c.close()
+        for c in first:
+            assert read_reply(c, 60)[0].status == 200
+            c.close()
+        stats = lambda: s.call("GET", "/metrics").body.decode()
+        s.wait_log("status=499")
+        assert re.search(r'nv_inference_request_failure\{[^}]*reason="CANCELED"[^}]*\} [1-6]', stats()), stats()
+        assert forward(s, tokens(hidden=1024)).status == 200
+
+
+def test_half_closed():
+    """Who closes the sending side before the answer has begun is taken to have gone; the server goes on."""
+    with Server() as s:
+        got = s.raw(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n", shut=True)
+        assert got.startswith(b"HTTP/1.1 200"), got
+        got = s.raw(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY, shut=True)
+        assert got == b"" or got.startswith(b"HTTP/1.1 200"), got
+        assert forward(s, tokens()).status == 200
+
+
+def test_vanishing_in_the_reply():
+    with Server(*BIG, "--max-body-bytes", "64M") as s:
+        before = staging(s)
+        for c in busy(s, rows=2000, count=2):
+            assert c.recv(100)
+            c.close()
+        eventually(lambda: staging(s) == before)
+        assert forward(s, tokens(hidden=1024)).status == 200
+
+
+def test_reader_that_stalls():
+    """Its reply's memory comes back once the time for the reply is up."""
+    with Server(*BIG, "--request-timeout-s", "2", "--max-body-bytes", "64M") as s:
+        before = staging(s)
+        data = heavy(2000, 1024, 2)
+        c = socket.socket()
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        c.connect(("127.0.0.1", s.port))
+        c.sendall(data)
+        c.settimeout(30 * SLOW)
+        assert c.recv(1)
+        assert staging(s) > before
+        eventually(lambda: staging(s) == before, 40)
+        c.close()
+
+
+def test_connection_limit():
+    with Server("--max-connections", "4") as s:
+        time.sleep(0.5)  # the probes' connections are gone
+        held = [s.client() for _ in range(4)]
+        for c in held:
+            assert c.call("GET", "/health/live").status == 200
+        for _ in range(3):
+            replies = parse_replies(s.raw(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n"))
+            assert len(replies) == 1
+            check_error(replies[0], 503, "too_many_connections", "4")
+        for c in held:
+            assert c.call("GET", "/health/live").status == 200, "the others are untouched"
+        held[0].close()
+        def again():
+            got = s.raw(b"GET /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            return got.startswith(b"HTTP/1.1 200")
+        eventually(again)
+        for c in held:
+            c.close()
+        eventually(again)
+
+
+def test_queue_full():
+    with Server(*BIG, "--queue-rows", "600", "--max-batch-rows", "64") as s:
+        first = busy(s, rows=512, count=1)
+        time.sleep(0.05)
+        seen = set()
+        more = busy(s, rows=512, count=4)
+        for c in first + more:
+            r = read_reply(c, 60)[0]
+            seen.add(r.status)
+            if r.status == 429:
+                check_error(r, 429, "queue_full")
+                assert int(r.headers["retry-after"]) >= 1 and "connection" not in r.headers, r
+            c.close()
+        assert seen == {200, 429}, seen
+        eventually(lambda: forward(s, tokens(hidden=1024)).status == 200)
+
+
+def test_bytes_in_flight():
+    with Server("--max-inflight-bytes", "4M", "--max-body-bytes", "3M") as s:
+        with s.connect() as a:
+            a.sendall(HEAD + b"Content-Length: 3000000\r\n\r\n")
+            eventually(lambda: staging(s) >= 3000000)
+            r = s.call("POST", "/moe/forward", b"x" * 2000000)
+            check_error(r, 429, "too_many_bytes_in_flight")
+            assert r.headers["retry-after"] and r.headers["connection"] == "close", r
+            assert forward(s, tokens()).status == 200, "small ones still fit"
+        eventually(lambda: s.call("POST", "/moe/forward", b"x" * 2000000).status == 400)
+
+
+def test_deadline():
+    with Server(*BIG, "--request-timeout-s", "1", "--max-batch-rows", "32", "--max-body-bytes", "64M") as s:
+        made = busy(s, rows=500, count=8)
+        statuses = []
+        for c in made:
+            r = read_reply(c, 60)[0]
+            statuses.append(r.status)
+            if r.status == 504:
+                check_error(r, 504, "deadline_exceeded", "1 s")
+            c.close()
+        assert set(statuses) <= {200, 504} and 200 in statuses, statuses
+
+
+run(globals())

@@ -83,7 +83,7 @@ enum engine_code config_load_json(int dir_fd, const char *name, size_t limit, en
     json_error_t e;
     json_t *json = json_loadb(text, length, JSON_REJECT_DUPLICATES, &e);
     free(text);
-    if (!json && json_error_code(&e) == json_error_out_of_memory)
+    if (!json && (!e.text[0] || json_error_code(&e) == json_error_out_of_memory)) /* no text: it could not even begin */
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "%s: out of memory while parsing", name);
     if (!json)
         return engine_fail(error, bad, "%s: line %d: %s", name, e.line, e.text);

@@ -169,7 +169,7 @@ static json_t *next_value(struct header *h, size_t limit)
     json_t *v =
         json_loadb(h->text + h->at, rest < limit ? rest : limit, JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK | JSON_REJECT_DUPLICATES, &e);
     if (!v) {
-        if (json_error_code(&e) == json_error_out_of_memory)
+        if (!e.text[0] || json_error_code(&e) == json_error_out_of_memory) /* no text: it could not even begin */
             engine_fail(h->error, ENGINE_OUT_OF_MEMORY, "%s: out of memory while reading the header", h->file->name);
         else
             bad_header(h, e.text);

@@ -97,20 +97,38 @@ static void finish_down(const struct kernel_forward *f, const struct output *o, 
     }
 }
 
+/* Fetches the next block's part of B: pieces of a few lines at scattered addresses, which no prefetcher foresees. */
+static void fetch_next(const struct kernel_lora_entry *e, int32_t half, int32_t halves)
+{
+    size_t bytes = (size_t)LAYOUT_HALF * (size_t)e->rank * 2;
+    const char *b = (const char *)(uintptr_t)e->b + (size_t)half * bytes;
+    for (size_t at = 0; at < bytes * (size_t)halves && at < 2048; at += 64)
+        __builtin_prefetch(b + at);
+}
+
 static void finish_rows(const struct product_job *job, int32_t expert, int32_t first, int rows, int32_t block, const float *sums)
 {
     const struct kernel_forward *f = job->f;
+    struct output o = {.expert = expert, .block = block};
+    int32_t last = -1;
     for (int r = 0; r < rows; r++) {
-        int32_t position = first + r, adapter = f->lora.entry ? adapter_at(f, position) : -1;
-        struct output o = {position, expert, f->routing.order[position], block, NULL, NULL};
-        if (job->down) {
-            o.first = lora_find(f, expert, adapter, KERNEL_DOWN);
-            finish_down(f, &o, sums + r * LAYOUT_BLOCK);
-        } else {
-            o.first = lora_find(f, expert, adapter, KERNEL_GATE);
-            o.second = lora_find(f, expert, adapter, KERNEL_UP);
-            finish_gate_up(f, &o, sums + r * LAYOUT_BLOCK);
+        int32_t adapter = f->lora.entry ? adapter_at(f, first + r) : -1;
+        o.position = first + r;
+        o.slot = f->routing.order[o.position];
+        if (adapter != last) {
+            last = adapter;
+            o.first = lora_find(f, expert, adapter, job->down ? KERNEL_DOWN : KERNEL_GATE);
+            o.second = job->down ? NULL : lora_find(f, expert, adapter, KERNEL_UP);
+            bool more = block + 1 < job->blocks;
+            if (o.first && more)
+                fetch_next(o.first, job->down ? 2 * block + 2 : block + 1, job->down ? 2 : 1);
+            if (o.second && more)
+                fetch_next(o.second, block + 1, 1);
         }
+        if (job->down)
+            finish_down(f, &o, sums + r * LAYOUT_BLOCK);
+        else
+            finish_gate_up(f, &o, sums + r * LAYOUT_BLOCK);
     }
 }
 

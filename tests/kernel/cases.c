@@ -65,6 +65,9 @@ static const struct problem_options cases[] = {
     {.experts = 64, .hidden = 160, .inter = 32, .rows = 9, .k = 8, .adapters = 8, .rank = 16},
     {.experts = 2, .hidden = 320, .inter = 288, .rows = 64, .k = 1, .spread = SPREAD_ONE, .bias = true, .activation = KERNEL_ACT_GPT_OSS},
     {.experts = 7, .hidden = 40, .inter = 72, .rows = 11, .k = 1, .skipped = 1}, /* no slot is valid */
+    /* So wide that one expert's rows don't fit a thread's scratch, and that they are too wide for tiles. */
+    {.experts = 1, .hidden = 12000, .inter = 8, .rows = 37, .k = 1},
+    {.experts = 2, .hidden = 20000, .inter = 8, .rows = 15, .k = 1, .spread = SPREAD_ONE, .adapters = 1, .rank = 1},
 };
 
 #define CASES (sizeof cases / sizeof cases[0])

@@ -270,8 +270,8 @@ static enum engine_code check_held_experts(const struct selection *held, int64_t
 {
     for (int32_t r = 0; r < held->ranges; r++)
         if (held->range[r].last >= experts)
-            return engine_fail(error, ENGINE_BAD_OPTION, "--experts: there is no expert %d; the model has 0 to %" PRId64, held->range[r].last,
-                               experts - 1);
+            return engine_fail(error, ENGINE_BAD_OPTION, "--experts: there is no expert %d; the model has 0 to %" PRId64,
+                               held->range[r].last, experts - 1);
     return ENGINE_OK;
 }
 

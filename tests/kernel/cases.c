@@ -406,6 +406,63 @@ void cases_check_same(const struct body_target *target, const struct body_target
     }
 }
 
+void cases_check_large(const struct body_target *target)
+{
+    static const struct problem_options large[] = {
+        /* Several tiles of rows of one expert, several runs of adapters in each. */
+        {.experts = 3, .hidden = 192, .inter = 320, .op = DTYPE_BF16, .rows = 700, .k = 2, .adapters = 6, .rank = 16, .seed = 1},
+        {.experts = 2,
+         .hidden = 136,
+         .inter = 200,
+         .op = DTYPE_FP16,
+         .rows = 333,
+         .k = 1,
+         .adapters = 3,
+         .share_a = true,
+         .bias = true,
+         .skipped = 9,
+         .activation = KERNEL_ACT_GPT_OSS,
+         .seed = 2},
+        /* Few rows an expert, but more slots than one block of threads sorts. */
+        {.experts = 70,
+         .hidden = 24,
+         .inter = 16,
+         .op = DTYPE_BF16,
+         .rows = 1500,
+         .k = 4,
+         .adapters = 9,
+         .subset = true,
+         .rank = 8,
+         .skipped = 5,
+         .filler = true,
+         .seed = 3},
+        {.experts = 70, .hidden = 24, .inter = 16, .op = DTYPE_BF16, .rows = 1500, .k = 4, .spread = SPREAD_ENDS, .seed = 4},
+    };
+    for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
+        struct problem *p = problem_create(&large[i]);
+        struct body *b = body_create(target, p);
+        int32_t *row = problem_alloc((size_t)p->o.rows * sizeof *row);
+        for (size_t j = 0; j < 2; j++) {
+            print_message("    large %zu %s\n", i, j ? "prefill" : "decode");
+            check_steps(target, p, paths[j]);
+            char *whole = run(b, p, paths[j], true), *without = run(b, p, paths[j], false);
+            for (int32_t t = 0; t < p->o.rows; t++)
+                if (p->row[t].adapter < 0)
+                    check_same_row("without adapters", p, t, without, whole);
+            for (int32_t n = 1; n <= 300; n = n * 4 + 3) {
+                for (int32_t t = 0; t < n; t++)
+                    row[t] = (t * 7 + n) % p->o.rows;
+                check_part("in company", b, p, row, n, paths[j], whole);
+            }
+            free(whole);
+            free(without);
+        }
+        free(row);
+        body_destroy(b);
+        problem_destroy(p);
+    }
+}
+
 static double now_us(void)
 {
     struct timespec t;

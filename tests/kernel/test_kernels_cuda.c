@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The CUDA back end against the reference.
+ *
+ *     test_kernels_cuda [--bench | --small] CODE      CODE: sm90, portable, auto; exit status 77: no device, or none that runs it
+ *
+ * --small leaves out what takes minutes under a memory or race checker.
+ */
+#include "cases.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+#include <cuda_runtime_api.h>
+
+#define EXIT_SKIPPED 77
+
+static void check(cudaError_t e, const char *what)
+{
+    if (e != cudaSuccess)
+        fail_msg("%s: %s", what, cudaGetErrorString(e));
+}
+
+static void *device_alloc(size_t bytes)
+{
+    void *p = NULL;
+    check(cudaMalloc(&p, bytes), "cudaMalloc");
+    return p;
+}
+
+static void device_free(void *p) { check(cudaFree(p), "cudaFree"); }
+
+static void device_upload(void *dst, const void *src, size_t bytes)
+{
+    check(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice), "upload");
+    check(cudaDeviceSynchronize(), "upload");
+}
+
+static void device_download(void *dst, const void *src, size_t bytes)
+{
+    check(cudaDeviceSynchronize(), "download");
+    check(cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost), "download");
+}
+
+static void device_fill(void *dst, int byte, size_t bytes)
+{
+    check(cudaMemset(dst, byte, bytes), "fill");
+    check(cudaDeviceSynchronize(), "fill");
+}
+
+static const struct body_memory device_memory = {device_alloc, device_free, device_upload, device_download, device_fill};
+
+static struct body_target target, other;
+
+static void test_steps(void **state) { cases_check_steps(&target); }
+static void test_forward(void **state) { cases_check_forward(&target); }
+static void test_company(void **state) { cases_check_company(&target); }
+static void test_base(void **state) { cases_check_base(&target); }
+static void test_nan(void **state) { cases_check_nan(&target); }
+static void test_same(void **state) { cases_check_same(&target, &other); }
+static void test_large(void **state) { cases_check_large(&target); }
+
+static void test_unknown_code(void **state)
+{
+    char why[256] = "";
+    assert_null(kernels_cuda("no such code", 0, why, sizeof why));
+    assert_non_null(strstr(why, "no such code"));
+    assert_null(kernels_cuda(NULL, 9999, why, sizeof why));
+    assert_non_null(strstr(why, "9999"));
+}
+
+int main(int argc, char **argv)
+{
+    bool bench = argc > 1 && !strcmp(argv[1], "--bench"), small = argc > 1 && !strcmp(argv[1], "--small");
+    const char *code = argc > 1 + (bench || small) ? argv[1 + (bench || small)] : "auto";
+    char why[256];
+    const struct kernel_table *table = kernels_cuda(code, 0, why, sizeof why);
+    if (!table) {
+        fprintf(stderr, "skipped: %s\n", why);
+        return EXIT_SKIPPED;
+    }
+    cudaStream_t stream = NULL;
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
+        return 1;
+    struct kernel_stream *wrapped = kernels_cuda_stream_create(0, stream), *fewer = kernels_cuda_stream_create(0, stream);
+    if (!wrapped || !fewer)
+        return 1;
+    target = (struct body_target){table, wrapped, &device_memory};
+    other = (struct body_target){table, fewer, &device_memory};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_unknown_code), cmocka_unit_test(test_steps), cmocka_unit_test(test_forward), cmocka_unit_test(test_base),
+        cmocka_unit_test(test_nan),          cmocka_unit_test(test_same),  cmocka_unit_test(test_company), cmocka_unit_test(test_large),
+    };
+    const struct CMUnitTest few[] = {cmocka_unit_test(test_steps), cmocka_unit_test(test_forward)};
+    int failed = 0;
+    if (bench)
+        cases_bench(&target);
+    else if (small)
+        failed = cmocka_run_group_tests_name(table->name, few, NULL, NULL);
+    else
+        failed = cmocka_run_group_tests_name(table->name, tests, NULL, NULL);
+    kernels_cuda_stream_destroy(wrapped);
+    kernels_cuda_stream_destroy(fewer);
+    cudaStreamDestroy(stream);
+    return failed;
+}

@@ -41,19 +41,18 @@ template <> struct op_pair<__half> {
 
 /* ---- the activation ------------------------------------------------------------------------------------ */
 
-/* Clamps by comparison, so that NaN stays NaN. */
+/* silu and gpt_oss are one formula, g sigmoid(alpha g) (u + beta) within limits. Clamps by comparison, so that NaN stays NaN. */
 __device__ __forceinline__ float activate(enum kernel_activation act, float g, float u)
 {
-    switch (act) {
-    case KERNEL_ACT_SILU: return __fdividef(g, 1.0f + __expf(-g)) * u;
-    case KERNEL_ACT_GELU: return 0.5f * g * (1.0f + erff(g * 0.70710678118654752f)) * u;
-    case KERNEL_ACT_GELU_TANH: return 0.5f * g * (1.0f + tanhf(0.79788456080286536f * (g + 0.044715f * g * g * g))) * u;
-    case KERNEL_ACT_GPT_OSS:
-        g = g > 7.0f ? 7.0f : g;
-        u = u > 7.0f ? 7.0f : u < -7.0f ? -7.0f : u;
-        return (u + 1.0f) * __fdividef(g, 1.0f + __expf(-1.702f * g));
+    if (act == KERNEL_ACT_SILU || act == KERNEL_ACT_GPT_OSS) {
+        const bool oss = act == KERNEL_ACT_GPT_OSS;
+        const float limit = oss ? 7.0f : __int_as_float(0x7f800000), alpha = oss ? 1.702f : 1.0f, beta = oss ? 1.0f : 0.0f;
+        g = g > limit ? limit : g;
+        u = u > limit ? limit : u < -limit ? -limit : u;
+        return __fdividef(g, 1.0f + __expf(-alpha * g)) * (u + beta);
     }
-    return 0.0f;
+    float t = act == KERNEL_ACT_GELU ? erff(g * 0.70710678118654752f) : tanhf(0.79788456080286536f * (g + 0.044715f * g * g * g));
+    return 0.5f * g * (1.0f + t) * u;
 }
 
 /* ---- matrix instructions ------------------------------------------------------------------------------- */

@@ -94,12 +94,11 @@ template <typename OP> __global__ void __launch_bounds__(MOVE_THREADS) enter_ker
 {
     launch_begin();
     struct kernel_row row = f.batch.row[blockIdx.x];
-    if (row.in == 0)
-        return;
     OP *x = (OP *)f.x + (size_t)blockIdx.x * f.dims.hidden_pad;
     for (int c = threadIdx.x * 8; c < f.dims.hidden_pad; c += MOVE_THREADS * 8) {
-        float v[8];
-        row_load_8(v, (const uint8_t *)row.in, row.dtype, c, f.dims.hidden);
+        float v[8] = {}; /* filler: zeros */
+        if (row.in)
+            row_load_8(v, (const uint8_t *)row.in, row.dtype, c, f.dims.hidden);
         *reinterpret_cast<uint4 *>(x + c) = make_uint4(op_pair<OP>::narrow(v[0], v[1]), op_pair<OP>::narrow(v[2], v[3]),
                                                        op_pair<OP>::narrow(v[4], v[5]), op_pair<OP>::narrow(v[6], v[7]));
     }

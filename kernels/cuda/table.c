@@ -47,7 +47,7 @@ static enum kernel_status product_sm90(struct kernel_stream *s, const struct ker
 {
     if (f->batch.slots == 0)
         return KERNEL_OK;
-    return status(f->path == KERNEL_DECODE ? cuda_decode_sm90(s, f, down) : cuda_prefill_portable(s, f, down));
+    return status(f->path == KERNEL_DECODE ? cuda_decode_sm90(s, f, down) : cuda_prefill_sm90(s, f, down));
 }
 
 static enum kernel_status product_portable(struct kernel_stream *s, const struct kernel_forward *f, bool down)
@@ -89,7 +89,7 @@ static cudaError_t load_shared_code(void)
 static cudaError_t load_sm90(void)
 {
     cudaError_t e = cuda_load_decode_sm90();
-    return e == cudaSuccess ? cuda_load_prefill_portable() : e;
+    return e == cudaSuccess ? cuda_load_prefill_sm90() : e;
 }
 
 static cudaError_t load_portable(void)

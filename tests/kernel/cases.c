@@ -275,6 +275,7 @@ void cases_check_forward(const struct body_target *target)
         struct problem *p = make_case(i / 2, i % 2 ? DTYPE_FP16 : DTYPE_BF16);
         struct body *got = body_create(target, p), *want = body_create(&ref, p);
         char *w = run(want, p, KERNEL_DECODE, true), *d = run(got, p, KERNEL_DECODE, true), *f = run(got, p, KERNEL_PREFILL, true);
+        print_message("    case %zu %s\n", i / 2, dtype_name(p->o.op));
         check_whole("decode against the reference", p, d, w);
         check_whole("prefill against the reference", p, f, w);
         check_whole("prefill against decode", p, f, d);

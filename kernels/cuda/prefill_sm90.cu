@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The two products for many rows an expert, for Hopper: wgmma with the weights as the M operand and up to 256 positions as N, so
+ * that N can follow the number of rows in steps of 32 while weights come in whole groups.
+ *
+ * A block is one producer warpgroup and two consumers. The producers stream stages of 64 columns: weights by bulk copies, which are
+ * swizzled at load, rows of x gathered by cp.async. A tile is 128 weight rows by up to 256 positions (a consumer holds 64 x N), or,
+ * for experts with at most 128 rows, 256 weight rows (a consumer holds 2 x 64 x N), which halves how often x is read. A grid of one
+ * block a multiprocessor walks over the tiles; the stages run on from tile to tile. Every output element is one chain of
+ * instructions over k, then the adapters' blocks (pieces.cuh), whatever the tile's shape.
+ */
+#include "kernels/cuda/pieces.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+#define PRODUCERS 128
+#define HOPPER_THREADS 384
+#define STAGES 4
+#define STAGE_BYTES (48 * 1024)
+#define LAG 2 /* stages that a producer has in flight before it says that one is there */
+#define MOST_N 256
+#define WIDE_N 128 /* up to here tiles have 256 weight rows */
+#define PIECES (2 * MOST_N)
+#define TILES_AHEAD 8
+
+/* The tail of shared memory, after the stages. */
+struct hopper_shared {
+    uint64_t full[STAGES], empty[STAGES];
+    int extra[TILES_AHEAD]; /* extra blocks of a tile */
+    int pieces;
+    struct lora_piece piece[PIECES];
+    int offset[KERNEL_MAX_EXPERTS + 1], first[KERNEL_MAX_EXPERTS + 1];
+};
+
+struct hopper_tile {
+    int expert, group, groups, begin, count;
+    bool wide;
+};
+
+__device__ __forceinline__ int hopper_chunks(int count) { return (count + MOST_N - 1) / MOST_N; }
+
+__device__ __forceinline__ int hopper_units(int count, int groups)
+{
+    int each = count <= WIDE_N ? 16 : 8;
+    return hopper_chunks(count) * ((groups + each - 1) / each);
+}
+
+/* Like chunks_scan, over tiles. */
+__device__ __forceinline__ int hopper_scan(struct hopper_shared *s, const int32_t *expert_offset, int experts, int groups)
+{
+    for (int e = threadIdx.x; e <= experts; e += HOPPER_THREADS)
+        s->offset[e] = expert_offset[e];
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        int each = (experts + 31) / 32, begin = min((int)threadIdx.x * each, experts), end = min(begin + each, experts), sum = 0;
+        for (int e = begin; e < end; e++)
+            sum += hopper_units(s->offset[e + 1] - s->offset[e], groups);
+        int inclusive = sum;
+        for (int d = 1; d < 32; d *= 2) {
+            int v = __shfl_up_sync(~0u, inclusive, d);
+            if ((int)threadIdx.x >= d)
+                inclusive += v;
+        }
+        int running = inclusive - sum;
+        for (int e = begin; e < end; e++) {
+            s->first[e] = running;
+            running += hopper_units(s->offset[e + 1] - s->offset[e], groups);
+        }
+        if (threadIdx.x == 31)
+            s->first[experts] = inclusive;
+    }
+    __syncthreads();
+    return s->first[experts];
+}
+
+/* All row tiles of a chunk of positions come one after another. */
+__device__ __forceinline__ struct hopper_tile hopper_tile_at(const struct hopper_shared *s, int experts, int groups, int tile)
+{
+    struct hopper_tile t;
+    t.expert = chunks_find(s->first, experts, tile);
+    int all = s->offset[t.expert + 1] - s->offset[t.expert], chunks = hopper_chunks(all);
+    t.wide = all <= WIDE_N;
+    int each = t.wide ? 16 : 8, row_tiles = (groups + each - 1) / each, local = tile - s->first[t.expert], chunk = local / row_tiles;
+    int rows = ((all + chunks - 1) / chunks + 15) / 16 * 16;
+    t.group = (local - chunk * row_tiles) * each;
+    t.groups = min(each, groups - t.group);
+    t.begin = s->offset[t.expert] + chunk * rows;
+    t.count = max(0, min(rows, all - chunk * rows));
+    return t;
+}
+
+__device__ __forceinline__ void barrier_init(uint32_t bar, int count)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n .reg .pred p;\n WAIT_%=:\n mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n @!p bra WAIT_%=;\n }" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* ---- producers ----------------------------------------------------------------------------------------- */
+
+template <typename OP, bool DOWN>
+__device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, uint8_t *stages, struct hopper_shared *s, int tiles,
+                                               int groups, int blocks)
+{
+    const int experts = f.dims.experts, chunk = threadIdx.x % 8, row0 = threadIdx.x / 8;
+    const uint32_t ldx = (uint32_t)blocks * 8; /* a row of x in chunks of 16 bytes */
+    const uint32_t put = row0 * 128 + ((chunk ^ (row0 & 7)) * 16), ring = smem_address(stages);
+    const uint8_t *x = (const uint8_t *)(DOWN ? f.h : f.x), *weights = (const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up);
+    uint32_t turn = 0;
+    int number = 0;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, number++) {
+        const struct hopper_tile t = hopper_tile_at(s, experts, groups, tile);
+        int extra = 0, pieces = 0, cursor = 0;
+        if (f.lora.entry) {
+            /* The pieces of the tile before are no longer read. */
+            asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
+            if (threadIdx.x < 32) {
+                pieces = pieces_build<DOWN>(f, t.expert, t.begin, t.count, s->piece, &extra);
+                if (threadIdx.x == 0) {
+                    s->extra[number % TILES_AHEAD] = extra;
+                    s->pieces = pieces;
+                }
+            }
+            asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
+            extra = s->extra[number % TILES_AHEAD];
+            pieces = s->pieces;
+        }
+        uint32_t from[MOST_N / 16]; /* where this thread's rows of x begin */
+#pragma unroll
+        for (int i = 0; i < MOST_N / 16; i++) {
+            int n = row0 + 16 * i;
+            if (n < t.count)
+                from[i] = (DOWN ? (uint32_t)(t.begin + n) : (uint32_t)f.batch.slot_row[f.routing.order[t.begin + n]]) * ldx + chunk;
+        }
+        const uint8_t *w = weights + ((size_t)t.expert * groups + t.group) * blocks * CUDA_BLOCK_BYTES;
+        const uint32_t x_at = t.wide ? 32 * 1024 : 16 * 1024;
+        for (int k = 0; k < blocks + extra; k++, turn++) {
+            const uint32_t stage = turn % STAGES, at = ring + stage * STAGE_BYTES, full = smem_address(&s->full[stage]);
+            barrier_wait(smem_address(&s->empty[stage]), (turn / STAGES & 1) ^ 1);
+            if (k < blocks) {
+                if (threadIdx.x < 32) {
+                    if (threadIdx.x == 0)
+                        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(t.groups * CUDA_BLOCK_BYTES)
+                                     : "memory");
+                    __syncwarp();
+                    if ((int)threadIdx.x < t.groups)
+                        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                                         at + threadIdx.x * CUDA_BLOCK_BYTES),
+                                     "l"(w + ((size_t)threadIdx.x * blocks + k) * CUDA_BLOCK_BYTES), "n"(CUDA_BLOCK_BYTES), "r"(full)
+                                     : "memory");
+                }
+#pragma unroll
+                for (int i = 0; i < MOST_N / 16; i++)
+                    if (row0 + 16 * i < t.count)
+                        copy_async_16(at + x_at + put + i * 2048, x + (size_t)(from[i] + k * 8) * 16, true);
+            } else {
+                struct lora_piece p;
+                bool any = piece_at(s->piece, pieces, &cursor, (k - blocks) * 8 + chunk, &p);
+                int rank8 = (k - blocks) * 8 + chunk - p.first;
+                for (int r = row0, i = 0; r < t.groups * 16; r += 16, i++) {
+                    const uint8_t *b = any ? piece_weights<DOWN>(p, t.group, r, rank8) : NULL;
+                    copy_async_16(at + put + i * 2048, b ? b : weights, b != NULL);
+                }
+                for (int r = row0, i = 0; r < t.count; r += 16, i++) {
+                    const uint8_t *v = any && r >= p.begin && r < p.end ? piece_rows<DOWN>(f, p, t.begin + r, rank8) : NULL;
+                    copy_async_16(at + x_at + put + i * 2048, v ? v : weights, v != NULL);
+                }
+                if (threadIdx.x == 0)
+                    barrier_arrive(full);
+            }
+            copy_async_commit();
+            if (turn >= LAG) {
+                copy_async_wait<LAG>();
+                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                barrier_arrive(smem_address(&s->full[(turn - LAG) % STAGES]));
+            }
+        }
+    }
+    copy_async_wait<0>();
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    for (uint32_t i = turn < LAG ? 0 : turn - LAG; i < turn; i++)
+        barrier_arrive(smem_address(&s->full[i % STAGES]));
+}
+
+/* ---- consumers ----------------------------------------------------------------------------------------- */
+
+/* Transposes 8 x 8 elements that a warp holds as mma fragments do. */
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t v)
+{
+    uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
+
+template <typename OP, bool DOWN, int N>
+__device__ __forceinline__ void hopper_store(const struct kernel_forward &f, const struct hopper_tile &tile, int local, const float *acc)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = tile.group + local;
+    if (local >= tile.groups)
+        return;
+    const int c = group * (DOWN ? 16 : 8) + g;
+    float bias0 = 0.0f, bias1 = 0.0f;
+    if (DOWN && f.weights.down_bias) {
+        bias0 = f.weights.down_bias[(size_t)tile.expert * f.dims.hidden_pad + c];
+        bias1 = f.weights.down_bias[(size_t)tile.expert * f.dims.hidden_pad + c + 8];
+    } else if (!DOWN && f.weights.gate_bias) {
+        bias0 = f.weights.gate_bias[(size_t)tile.expert * f.dims.inter_pad + c];
+        bias1 = f.weights.up_bias[(size_t)tile.expert * f.dims.inter_pad + c];
+    }
+    const size_t ld = DOWN ? f.dims.hidden_pad : f.dims.inter_pad;
+    OP *out = (OP *)(DOWN ? f.y : f.h) + (size_t)(tile.begin + g) * ld + group * (DOWN ? 16 : 8) + 2 * t;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        if (j * 8 >= tile.count)
+            break;
+        float v0 = acc[4 * j] + bias0, v1 = acc[4 * j + 1] + bias0, v2 = acc[4 * j + 2] + bias1, v3 = acc[4 * j + 3] + bias1;
+        if (DOWN) {
+            uint32_t lo = transpose_8x8(op_pair<OP>::narrow(v0, v1)), hi = transpose_8x8(op_pair<OP>::narrow(v2, v3));
+            if (j * 8 + g < tile.count) {
+                *reinterpret_cast<uint32_t *>(out + j * 8 * ld) = lo;
+                *reinterpret_cast<uint32_t *>(out + j * 8 * ld + 8) = hi;
+            }
+        } else {
+            if (f.weights.weight_on_input) {
+                int n = j * 8 + 2 * t;
+                float w0 = n < tile.count ? f.batch.slot_weight[f.routing.order[tile.begin + n]] : 0.0f;
+                float w1 = n + 1 < tile.count ? f.batch.slot_weight[f.routing.order[tile.begin + n + 1]] : 0.0f;
+                v0 *= w0, v2 *= w0, v1 *= w1, v3 *= w1;
+            }
+            float h0 = activate(f.weights.activation, v0, v2), h1 = activate(f.weights.activation, v1, v3);
+            uint32_t h = transpose_8x8(c < f.dims.inter ? op_pair<OP>::narrow(h0, h1) : 0);
+            if (j * 8 + g < tile.count)
+                *reinterpret_cast<uint32_t *>(out + j * 8 * ld) = h;
+        }
+    }
+}
+
+template <typename OP, bool DOWN, int MT, int N>
+__device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, const struct hopper_tile &tile, uint32_t ring,
+                                               struct hopper_shared *s, int blocks, int number, uint32_t *turn)
+{
+    const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
+    float acc[MT][N / 2] = {}; /* not left to the first instruction: every tile shape's would live through the loop over tiles */
+    int total = blocks;
+    for (int k = 0; k < total; k++, ++*turn) {
+        const uint32_t stage = *turn % STAGES, at = ring + stage * STAGE_BYTES;
+        barrier_wait(smem_address(&s->full[stage]), *turn / STAGES & 1);
+        if (k == 0 && f.lora.entry)
+            total += s->extra[number % TILES_AHEAD];
+        const uint64_t x = wgmma_tile(at + (MT == 2 ? 32 * 1024 : 16 * 1024)), w = wgmma_tile(at + consumer * MT * 8192);
+        wgmma_begin();
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+                wgmma_run<OP, N>::go(acc[m], w + m * (8192 >> 4) + step * 2, x + step * 2);
+        }
+        wgmma_commit();
+        if (k > 0) {
+            wgmma_wait<1>();
+            if (lane == 0)
+                barrier_arrive(smem_address(&s->empty[(*turn - 1) % STAGES]));
+        }
+    }
+    wgmma_wait<0>();
+    if (lane == 0)
+        barrier_arrive(smem_address(&s->empty[(*turn - 1) % STAGES]));
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+        hopper_store<OP, DOWN, N>(f, tile, (consumer * MT + m) * 4 + threadIdx.x / 32 % 4, acc[m]);
+}
+
+template <typename OP, bool DOWN>
+__global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_constant__ struct kernel_forward f)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    struct hopper_shared *s = (struct hopper_shared *)(shared + STAGES * STAGE_BYTES);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(smem_address(&s->full[i]), PRODUCERS + 1);
+            barrier_init(smem_address(&s->empty[i]), 8);
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    launch_begin();
+    const int groups = DOWN ? f.dims.hidden_pad / 16 : f.dims.inter_pad / 8;
+    const int blocks = (DOWN ? f.dims.inter_pad : f.dims.hidden_pad) / CUDA_BLOCK_K;
+    const int tiles = hopper_scan(s, f.routing.expert_offset, f.dims.experts, groups);
+    if (threadIdx.x < PRODUCERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        hopper_produce<OP, DOWN>(f, shared, s, tiles, groups, blocks);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        uint32_t turn = 0;
+        int number = 0;
+        const uint32_t ring = smem_address(shared);
+        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, number++) {
+            const struct hopper_tile t = hopper_tile_at(s, f.dims.experts, groups, tile);
+            if (t.wide) {
+                if (t.count <= 16)
+                    hopper_consume<OP, DOWN, 2, 16>(f, t, ring, s, blocks, number, &turn);
+                else if (t.count <= 32)
+                    hopper_consume<OP, DOWN, 2, 32>(f, t, ring, s, blocks, number, &turn);
+                else if (t.count <= 64)
+                    hopper_consume<OP, DOWN, 2, 64>(f, t, ring, s, blocks, number, &turn);
+                else if (t.count <= 96)
+                    hopper_consume<OP, DOWN, 2, 96>(f, t, ring, s, blocks, number, &turn);
+                else
+                    hopper_consume<OP, DOWN, 2, 128>(f, t, ring, s, blocks, number, &turn);
+            } else if (t.count <= 160) {
+                hopper_consume<OP, DOWN, 1, 160>(f, t, ring, s, blocks, number, &turn);
+            } else if (t.count <= 192) {
+                hopper_consume<OP, DOWN, 1, 192>(f, t, ring, s, blocks, number, &turn);
+            } else if (t.count <= 224) {
+                hopper_consume<OP, DOWN, 1, 224>(f, t, ring, s, blocks, number, &turn);
+            } else {
+                hopper_consume<OP, DOWN, 1, 256>(f, t, ring, s, blocks, number, &turn);
+            }
+        }
+    }
+}
+
+#define HOPPER_SHARED (STAGES * STAGE_BYTES + sizeof(struct hopper_shared))
+
+template <typename OP, bool DOWN> static cudaError_t hopper_launch(struct kernel_stream *stream, const struct kernel_forward *f)
+{
+    return launch(stream, hopper_kernel<OP, DOWN>, dim3(stream->processors), dim3(HOPPER_THREADS), HOPPER_SHARED, *f);
+}
+
+cudaError_t cuda_prefill_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down)
+{
+    if (f->dims.op == DTYPE_BF16)
+        return down ? hopper_launch<__nv_bfloat16, true>(stream, f) : hopper_launch<__nv_bfloat16, false>(stream, f);
+    return down ? hopper_launch<__half, true>(stream, f) : hopper_launch<__half, false>(stream, f);
+}
+
+cudaError_t cuda_load_prefill_sm90(void)
+{
+    cudaError_t e = load(hopper_kernel<__nv_bfloat16, false>, HOPPER_SHARED);
+    if (e == cudaSuccess)
+        e = load(hopper_kernel<__nv_bfloat16, true>, HOPPER_SHARED);
+    if (e == cudaSuccess)
+        e = load(hopper_kernel<__half, false>, HOPPER_SHARED);
+    return e == cudaSuccess ? load(hopper_kernel<__half, true>, HOPPER_SHARED) : e;
+}

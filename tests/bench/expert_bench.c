@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * expert-bench: measurements that check what they measure. `expert-bench load` drives a server over HTTP.
+ * expert-bench: measurements that check what they measure. `expert-bench load` drives a server over HTTP,
+ * `expert-bench kernel` times one layer on a GPU.
  */
+#include "tests/bench/kernel.h"
 #include "tests/bench/load.h"
 
 #include <stdio.h>
@@ -11,6 +13,8 @@ int main(int argc, char **argv)
 {
     if (argc >= 2 && !strcmp(argv[1], "load"))
         return load_main(argc - 1, argv + 1);
-    fputs("usage: expert-bench load [OPTIONS]\n", stderr);
+    if (argc >= 2 && !strcmp(argv[1], "kernel"))
+        return kernel_main(argc - 1, argv + 1);
+    fputs("usage: expert-bench load|kernel [OPTIONS]\n", stderr);
     return 2;
 }

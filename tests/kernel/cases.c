@@ -157,8 +157,9 @@ static void check_array(const char *what, struct body *got, struct body *want, e
     free(w);
 }
 
-/* Row `t` of both outputs, as floats: at most a step of its type apart, or `limit` in relative norm. */
-static void check_row(const char *what, const struct problem *p, int32_t t, const char *got, const char *want, double limit)
+/* Row `t` of both outputs, as floats: at most `limit` apart in relative norm. Where sums differ in order only, an element may round to
+ * the next of its type: with `steps` that counts for nothing. */
+static void check_row(const char *what, const struct problem *p, int32_t t, const char *got, const char *want, bool steps, double limit)
 {
     const struct kernel_row *row = &p->row[t];
     double error = 0, norm = 0;
@@ -172,8 +173,9 @@ static void check_row(const char *what, const struct problem *p, int32_t t, cons
         }
         if (!isfinite(g))
             fail_msg("%s: row %d element %d is %g, reference %g", what, t, i, g, w);
-        error += ((double)g - w) * ((double)g - w);
         norm += (double)w * w;
+        if (!steps || !(fabsf(g - w) <= 1.01f * (row->dtype == DTYPE_FP32 ? 0x1p-20f * fabsf(w) : ulp((enum dtype)row->dtype, w))))
+            error += ((double)g - w) * ((double)g - w);
     }
     if (error > limit * limit * norm)
         fail_msg("%s: row %d differs by %.3g", what, t, sqrt(error / norm));
@@ -220,7 +222,7 @@ static void check_steps(const struct body_target *target, const struct problem *
     }
     char *g = body_output(got), *w = body_output(want);
     for (int32_t t = 0; t < p->o.rows; t++)
-        check_row("combine", p, t, g, w, 2e-3);
+        check_row("combine", p, t, g, w, true, 1e-4);
     check_untouched(p, g);
     free(g);
     free(w);
@@ -247,8 +249,12 @@ static char *run(struct body *b, const struct problem *p, enum kernel_path path,
     return body_output(b);
 }
 
-/* The intermediate roundings make single elements differ; a row of few elements can't average that. */
-static double row_limit(const struct problem *p) { return p->o.hidden < 64 || p->o.op == DTYPE_BF16 ? 4e-3 : 1e-3; }
+/* The roundings on the way and at the end make elements differ: a row of few can't average that, and one step of the s of an adapter
+ * of rank 1 moves all of its row. */
+static double row_limit(const struct problem *p, int32_t t)
+{
+    return p->o.hidden < 64 || p->o.op == DTYPE_BF16 || p->row[t].dtype == DTYPE_BF16 ? 4e-3 : 1e-3;
+}
 
 /* All rows together must stay below the promised 1e-3, unless there are too few elements to say. */
 static void check_whole(const char *what, const struct problem *p, const char *got, const char *want)
@@ -262,7 +268,7 @@ static void check_whole(const char *what, const struct problem *p, const char *g
             error += (g - w) * (g - w);
             norm += w * w;
         }
-        check_row(what, p, t, got, want, row_limit(p));
+        check_row(what, p, t, got, want, false, row_limit(p, t));
     }
     if (p->o.rows * p->o.hidden >= 1000 && error > 1e-6 * norm)
         fail_msg("%s: relative error %.3g", what, sqrt(error / norm));

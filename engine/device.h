@@ -14,10 +14,12 @@
 #include "kernels/kernels.h"
 
 struct device;
+struct engine_device_stats; /* of engine.h */
 
 struct device_options {
     const char *device; /* "auto", "cpu", "cuda", "cuda:N" */
-    const char *isa; /* kernels: NULL or "auto"; tests force "ref", a name of kernels_cpu_isa, or a code of the CUDA back end */
+    const char *isa; /* kernels: NULL or "auto"; tests force "ref", a name of kernels_cpu_isa, a code of the CUDA back end,
+                      * "eager" (no captured graphs on CUDA) or a code with "-eager" behind it */
     int threads;
 };
 
@@ -48,6 +50,8 @@ struct device_ops {
     /* Device memory; 256-byte aligned. *out is 0 on failure (ENGINE_OUT_OF_DEVICE_MEMORY names bytes wanted and free). */
     enum engine_code (*alloc)(struct device *device, size_t bytes, uint64_t *out, struct engine_error *error);
     void (*free)(struct device *device, uint64_t address, size_t bytes);
+    /* Device memory that prepare will take, so that a model is budgeted next to it. NULL: not counted. */
+    size_t (*prepare_bytes)(struct device *device, const struct device_limits *limits);
     void (*memory_info)(struct device *device, int64_t *total, int64_t *free_now);
 
     /* Host memory that the device copies from and to at full speed (pinned on CUDA). NULL when there is none. */
@@ -75,6 +79,12 @@ struct device_ops {
 
     /* [engine thread] A cheap probe while idle; ENGINE_DEVICE_FAILED when the device is gone. */
     enum engine_code (*canary)(struct device *device, struct engine_error *error);
+
+    /* After prepare and loading, before the engine thread starts: makes a layer's first batches as fast as later ones. NULL: they
+     * are anyway. */
+    enum engine_code (*warm)(struct device *device, int32_t layer_index, const struct kernel_weights *weights, struct engine_error *error);
+    /* Any thread. NULL: there is nothing to tell. */
+    void (*stats)(struct device *device, struct engine_device_stats *out);
 };
 
 /* The common head of every device. */

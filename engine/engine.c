@@ -163,6 +163,11 @@ static enum engine_code build(struct engine *engine, const struct engine_options
     code = device->ops->prepare(device, &limits, error);
     if (code != ENGINE_OK)
         return code;
+    for (int32_t i = 0; device->ops->warm && i < model->layers; i++) {
+        code = device->ops->warm(device, i, &model->layer[i].weights, error);
+        if (code != ENGINE_OK)
+            return code;
+    }
     fill_info(engine, o, limits.max_rows);
 
     engine->staging = staging_create(device, o->max_inflight_bytes, device->direct_memory ? HOST_KEEP_BYTES : o->max_inflight_bytes);
@@ -320,4 +325,7 @@ void engine_stats_get(struct engine *engine, struct engine_stats *out)
     out->staging_bytes = staging_bytes(engine->staging);
     out->staging_limit = engine->max_inflight_bytes;
     engine->device->ops->memory_info(engine->device, &out->device_memory_total, &out->device_memory_free);
+    out->has_device = engine->device->ops->stats != NULL;
+    if (out->has_device)
+        engine->device->ops->stats(engine->device, &out->device);
 }

@@ -202,6 +202,17 @@ struct engine_histogram {
     double sum; /* same unit as the buckets */
 };
 
+/* Of a device with memory of its own. What its sensors don't say is NaN; without sensors `uuid` is empty. */
+struct engine_device_stats {
+    uint64_t bytes_in, bytes_out; /* of batches, to and from the device */
+    uint64_t bytes_uploaded; /* weights and adapters */
+    uint64_t graph_captures;
+    char uuid[96];
+    double utilization, memory_utilization; /* 0..1: share of the last moments in which it computed, and used its memory */
+    double memory_total_bytes, memory_used_bytes; /* by all processes */
+    double power_watts, power_limit_watts, energy_joules; /* energy since the engine was created */
+};
+
 struct engine_stats {
     /* index 0 decode, 1 prefill */
     uint64_t requests_ok[2], rows_ok[2], slots_ok[2], batches[2], adapted_rows[2];
@@ -213,6 +224,8 @@ struct engine_stats {
     int64_t adapter_bytes, adapter_arena_bytes;
     int64_t staging_bytes, staging_limit;
     int64_t device_memory_total, device_memory_free;
+    bool has_device; /* `device` is filled */
+    struct engine_device_stats device;
     bool failed;
 };
 void engine_stats_get(struct engine *engine, struct engine_stats *out);

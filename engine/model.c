@@ -2,6 +2,7 @@
  *
  * Makes and destroys models: plan, budget, device memory, loading. The weights of a layer are one piece of device memory.
  */
+#include "engine/internal.h"
 #include "engine/plan.h"
 
 #include <inttypes.h>
@@ -127,6 +128,20 @@ static enum engine_code allocate(struct device *device, struct model *model, con
     return ENGINE_OK;
 }
 
+/* Free device memory, less what batches will take there. */
+static int64_t left_for_weights(struct device *device, const struct model *model, const struct engine_options *o)
+{
+    int64_t total, have;
+    device->ops->memory_info(device, &total, &have);
+    if (!device->ops->prepare_bytes)
+        return have;
+    struct device_limits limits = {.dims = model->dims, .adapters = o->max_adapters, .layers = model->layers};
+    engine_batch_bounds(device, &model->dims, model->experts, model->top_k, o->max_batch_rows, o->max_adapters, &limits.max_rows,
+                        &limits.max_slots);
+    size_t batches = device->ops->prepare_bytes(device, &limits);
+    return batches < (uint64_t)have ? have - (int64_t)batches : 0;
+}
+
 enum engine_code model_load(struct device *device, const struct engine_options *options, const atomic_bool *cancel, struct model **out,
                             struct engine_error *error)
 {
@@ -135,14 +150,11 @@ enum engine_code model_load(struct device *device, const struct engine_options *
     struct model *model = calloc(1, sizeof *model);
     if (!model)
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for a model");
-    int64_t total, have;
     enum engine_code code = plan_read(device->kernels, options, &faults, model, &plan);
     if (code)
         code = faults_finish(&faults, error);
-    else {
-        device->ops->memory_info(device, &total, &have);
-        code = budget(device->kernels, model, &plan, have, error);
-    }
+    else
+        code = budget(device->kernels, model, &plan, left_for_weights(device, model, options), error);
     if (!code)
         code = allocate(device, model, &plan, error);
     if (!code)

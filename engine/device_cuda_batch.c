@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Batches on the CUDA device.
+ *
+ * Rows of a batch lie where the requests were received, in host memory. Long contiguous runs of them are copied straight from there
+ * and back, short ones are gathered behind the batch's arrays in the flight's blob and travel with these in one copy. On the device a
+ * row's output takes the place of its input, which nobody reads any more by then.
+ *
+ * Forwards find the arrays at one address, as captured ones must. A small batch does everything on the compute stream: its blob goes
+ * there directly. A large one sends its blob and rows ahead on copy_in, beside the forward before it; the compute stream waits for
+ * them and moves the arrays into place; copy_out takes the outputs home beside the next forward. A flight's memory is used again
+ * only after its batch has been waited for, and the place of the arrays is written in the order of the compute stream.
+ */
+#include "engine/device_cuda.h"
+#include "engine/clock.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    DIRECT_BYTES = 32 * 1024, /* runs from this on are copied straight: starting a copy costs as much as gathering so many bytes */
+    OVERLAP_BYTES = 1 << 20, /* batches from this on use the copying streams: their copies outweigh what crossing streams costs */
+    PROBE_POLL_US = 50,
+    WARM_DECODE_ROWS = 1024, /* larger batches of the decode path only come about by merging */
+};
+#define PROBE_LIMIT_NS INT64_C(10000000000) /* how long a canary may take */
+
+static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+size_t cuda_arrays_bytes(size_t rows, size_t slots)
+{
+    return round_up(rows * sizeof(struct kernel_row) + slots * (2 * sizeof(int32_t) + sizeof(float)), CUDA_ALIGN);
+}
+
+static struct cuda_flight *newest_free(struct device_cuda *cuda) { return &cuda->flight[(cuda->first + cuda->flying) % CUDA_DEPTH]; }
+
+static size_t row_bytes(const struct device_cuda *cuda, const struct kernel_row *row)
+{
+    return (size_t)cuda->limits.dims.hidden * dtype_size((enum dtype)row->dtype);
+}
+
+void cuda_bind_batch(const struct device_cuda *cuda, int32_t layer_index, const struct kernel_weights *weights, enum kernel_path path,
+                     bool adapted, int32_t rows, int32_t slots, struct kernel_forward *f)
+{
+    size_t layer_entries = (size_t)cuda->limits.adapters * (size_t)cuda->limits.dims.experts * KERNEL_PROJECTIONS;
+    uintptr_t at = cuda->blob, slot = at + (size_t)rows * sizeof(struct kernel_row);
+    *f = cuda->forward;
+    f->weights = *weights;
+    f->path = path;
+    f->batch = (struct kernel_batch){
+        .rows = rows,
+        .slots = slots,
+        .row = (const struct kernel_row *)at,
+        .slot_row = (const int32_t *)slot,
+        .slot_expert = (const int32_t *)slot + slots,
+        .slot_weight = (const float *)(slot + 2 * (size_t)slots * sizeof(int32_t)),
+    };
+    if (adapted) {
+        f->lora.adapters = cuda->limits.adapters;
+        f->lora.entry = (const struct kernel_lora_entry *)(uintptr_t)cuda->tables + (size_t)layer_index * layer_entries;
+    }
+}
+
+/* ---- submit --------------------------------------------------------------------------------------------------- */
+
+/* A batch on its way. */
+struct passage {
+    struct device_cuda *cuda;
+    struct cuda_flight *flight;
+    const struct kernel_batch *batch;
+    int32_t rows, slots; /* as the forward sees them */
+    size_t arrays, gathered; /* bytes in the blob: of its head, and behind that */
+    size_t direct; /* bytes taken of rows_device */
+    bool overlap;
+    cudaStream_t in, out;
+    cudaError_t error;
+};
+
+static void try_copy(struct passage *p, void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    if (p->error == cudaSuccess)
+        p->error = cudaMemcpyAsync(dst, src, bytes, kind, stream);
+}
+
+static void try_call(struct passage *p, cudaError_t e)
+{
+    if (p->error == cudaSuccess)
+        p->error = e;
+}
+
+/* The end of the run of rows that begins at `t`: each lies right behind the one before, in and out. */
+static int32_t run_end(const struct passage *p, int32_t t, size_t *bytes)
+{
+    const struct kernel_row *row = p->batch->row;
+    uint64_t in = row[t].in, out = row[t].out;
+    *bytes = 0;
+    for (; t < p->batch->rows && row[t].in == in + *bytes && row[t].out == out + *bytes; t++)
+        *bytes += row_bytes(p->cuda, &row[t]);
+    return t;
+}
+
+/* Writes rows [t, end) of the forward, which lie from `address` on. */
+static void write_rows(const struct passage *p, int32_t t, int32_t end, uint64_t address)
+{
+    struct kernel_row *to = (struct kernel_row *)p->flight->blob;
+    for (; t < end; t++) {
+        to[t] = p->batch->row[t];
+        to[t].in = to[t].out = address;
+        address += row_bytes(p->cuda, &to[t]);
+    }
+}
+
+/* Puts all rows on their way, or into the blob. */
+static void send_rows(struct passage *p)
+{
+    struct cuda_flight *flight = p->flight;
+    uint64_t gather_base = (p->overlap ? flight->blob_device : p->cuda->blob) + p->arrays;
+    flight->runs = 0;
+    for (int32_t t = 0, end; t < p->batch->rows; t = end) {
+        size_t bytes;
+        end = run_end(p, t, &bytes);
+        const void *in = (const void *)(uintptr_t)p->batch->row[t].in;
+        if (bytes < DIRECT_BYTES && p->gathered + bytes <= CUDA_GATHER_BYTES) {
+            memcpy(flight->blob + p->arrays + p->gathered, in, bytes);
+            write_rows(p, t, end, gather_base + p->gathered);
+            flight->run[flight->runs++] =
+                (struct cuda_run){.out = (void *)(uintptr_t)p->batch->row[t].out, .at = p->arrays + p->gathered, .bytes = bytes};
+            p->gathered = round_up(p->gathered + bytes, 16);
+        } else {
+            uint64_t at = flight->rows_device + p->direct;
+            try_copy(p, (void *)(uintptr_t)at, in, bytes, cudaMemcpyHostToDevice, p->in);
+            write_rows(p, t, end, at);
+            p->direct = round_up(p->direct + bytes, CUDA_ALIGN);
+        }
+    }
+}
+
+/* The arrays in the blob, up to the sizes that the forward sees. */
+static void write_arrays(const struct passage *p)
+{
+    const struct kernel_batch *b = p->batch;
+    struct kernel_row *row = (struct kernel_row *)p->flight->blob;
+    int32_t *slot_row = (int32_t *)(row + p->rows), *slot_expert = slot_row + p->slots;
+    float *slot_weight = (float *)(slot_expert + p->slots);
+    size_t n = (size_t)b->slots;
+    for (int32_t t = b->rows; t < p->rows; t++)
+        row[t] = (struct kernel_row){.dtype = DTYPE_BF16, .adapter = -1, .first_slot = b->slots};
+    memcpy(slot_row, b->slot_row, n * sizeof *slot_row);
+    memcpy(slot_expert, b->slot_expert, n * sizeof *slot_expert);
+    memcpy(slot_weight, b->slot_weight, n * sizeof *slot_weight);
+    for (int32_t i = b->slots; i < p->slots; i++) {
+        slot_row[i] = b->rows - 1;
+        slot_expert[i] = -1;
+        slot_weight[i] = 0;
+    }
+}
+
+/* Brings the blob's arrays to where forwards look for them, and its gathered rows to where the arrays say. */
+static void send_blob(struct passage *p)
+{
+    struct cuda_flight *flight = p->flight;
+    void *place = (void *)(uintptr_t)p->cuda->blob;
+    size_t bytes = p->arrays + p->gathered;
+    if (!p->overlap) {
+        try_copy(p, place, flight->blob, bytes, cudaMemcpyHostToDevice, p->cuda->compute);
+        return;
+    }
+    void *ahead = (void *)(uintptr_t)flight->blob_device;
+    try_copy(p, ahead, flight->blob, bytes, cudaMemcpyHostToDevice, p->in);
+    try_call(p, cudaEventRecord(flight->arrived, p->in));
+    try_call(p, cudaStreamWaitEvent(p->cuda->compute, flight->arrived, 0));
+    try_copy(p, place, ahead, p->arrays, cudaMemcpyDeviceToDevice, p->cuda->compute);
+}
+
+static void run_forward(struct passage *p, const struct device_batch *batch)
+{
+    struct device_cuda *cuda = p->cuda;
+    struct kernel_forward f;
+    cudaGraphExec_t exec;
+    if (p->error != cudaSuccess)
+        return;
+    cuda_bind_batch(cuda, batch->layer_index, &batch->weights, batch->path, batch->adapted, p->rows, p->slots, &f);
+    if (!cuda->eager) {
+        p->error = cuda_graphs_find(cuda->graphs, cuda->base.kernels, batch->layer_index, &f, &exec);
+        if (p->error == cudaSuccess) {
+            p->error = cudaGraphLaunch(exec, cuda->compute);
+            return;
+        }
+        if (p->error != cudaErrorMemoryAllocation)
+            return;
+        (void)cudaGetLastError(); /* no memory for one more graph: launches need none */
+    }
+    enum kernel_status status = forward_run(cuda->base.kernels, cuda->kernel_stream, &f);
+    p->error = status == KERNEL_OK ? cudaSuccess : cudaGetLastError();
+    if (status != KERNEL_OK && p->error == cudaSuccess)
+        p->error = cudaErrorUnknown;
+}
+
+/* The outputs, over the same ways. */
+static void fetch_rows(struct passage *p)
+{
+    struct cuda_flight *flight = p->flight;
+    if (p->overlap) {
+        try_call(p, cudaEventRecord(flight->computed, p->cuda->compute));
+        try_call(p, cudaStreamWaitEvent(p->out, flight->computed, 0));
+    }
+    if (p->gathered) {
+        uint64_t from = (p->overlap ? flight->blob_device : p->cuda->blob) + p->arrays;
+        try_copy(p, flight->blob + p->arrays, (const void *)(uintptr_t)from, p->gathered, cudaMemcpyDeviceToHost, p->out);
+    }
+    const struct kernel_row *sent = (const struct kernel_row *)flight->blob;
+    uint64_t direct_end = flight->rows_device + p->direct;
+    for (int32_t t = 0, end; t < p->batch->rows; t = end) {
+        size_t bytes;
+        end = run_end(p, t, &bytes);
+        if (sent[t].out >= flight->rows_device && sent[t].out < direct_end)
+            try_copy(p, (void *)(uintptr_t)p->batch->row[t].out, (const void *)(uintptr_t)sent[t].out, bytes, cudaMemcpyDeviceToHost,
+                     p->out);
+    }
+    try_call(p, cudaEventRecord(flight->finished, p->out));
+}
+
+enum engine_code cuda_submit(struct device *device, const struct device_batch *batch, struct engine_error *error)
+{
+    struct device_cuda *cuda = cuda_of(device);
+    const struct kernel_batch *b = &batch->batch;
+    struct passage p = {.cuda = cuda, .flight = newest_free(cuda), .batch = b, .rows = b->rows, .slots = b->slots};
+    if (cuda->flying == CUDA_DEPTH || b->rows < 1 || b->rows > cuda->limits.max_rows || b->slots < 0 || b->slots > cuda->limits.max_slots ||
+        (batch->adapted && !cuda->tables))
+        return engine_fail(error, ENGINE_INTERNAL, "%s: a batch of %d rows and %d slots behind %d others is out of bounds", device->id,
+                           b->rows, b->slots, cuda->flying);
+    if (!cuda->eager) {
+        p.rows = cuda_bucket(b->rows, cuda->limits.max_rows);
+        p.slots = cuda_bucket(b->slots, cuda->limits.max_slots);
+    }
+    p.arrays = cuda_arrays_bytes((size_t)p.rows, (size_t)p.slots);
+    size_t bytes = p.arrays;
+    for (int32_t t = 0; t < b->rows; t++)
+        bytes += row_bytes(cuda, &b->row[t]);
+    p.overlap = bytes >= OVERLAP_BYTES;
+    p.in = p.overlap ? cuda->copy_in : cuda->compute;
+    p.out = p.overlap ? cuda->copy_out : cuda->compute;
+    p.error = cudaSetDevice(cuda->number);
+    send_rows(&p);
+    write_arrays(&p);
+    send_blob(&p);
+    run_forward(&p, batch);
+    fetch_rows(&p);
+    if (p.error != cudaSuccess) {
+        /* Nothing may touch the caller's memory any more once he knows. */
+        (void)cudaStreamSynchronize(p.in);
+        (void)cudaStreamSynchronize(cuda->compute);
+        (void)cudaStreamSynchronize(p.out);
+        return cuda_fail(cuda, p.error, "starting a batch", error);
+    }
+    cuda->flying++;
+    atomic_fetch_add_explicit(&cuda->bytes_in, bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&cuda->bytes_out, bytes - p.arrays, memory_order_relaxed);
+    return ENGINE_OK;
+}
+
+bool cuda_ready(struct device *device)
+{
+    struct device_cuda *cuda = cuda_of(device);
+    if (cuda->flying == 0)
+        return true;
+    cudaError_t e = cudaEventQuery(cuda->flight[cuda->first].finished);
+    if (e == cudaSuccess)
+        return true;
+    (void)cudaGetLastError();
+    return e != cudaErrorNotReady; /* wait will say what it is */
+}
+
+enum engine_code cuda_wait(struct device *device, struct engine_error *error)
+{
+    struct device_cuda *cuda = cuda_of(device);
+    struct cuda_flight *flight = &cuda->flight[cuda->first];
+    cudaError_t e = cudaEventSynchronize(flight->finished);
+    cuda->first = (cuda->first + 1) % CUDA_DEPTH;
+    cuda->flying--;
+    if (e != cudaSuccess)
+        return cuda_fail(cuda, e, "computing a batch", error);
+    for (int32_t i = 0; i < flight->runs; i++)
+        memcpy(flight->run[i].out, flight->blob + flight->run[i].at, flight->run[i].bytes);
+    return ENGINE_OK;
+}
+
+/* ---- adapter tables -------------------------------------------------------------------------------------------- */
+
+enum engine_code cuda_table_write(struct device *device, int32_t layer_index, size_t first, size_t count,
+                                  const struct kernel_lora_entry *entries, struct engine_error *error)
+{
+    struct device_cuda *cuda = cuda_of(device);
+    size_t per_layer = (size_t)cuda->limits.adapters * (size_t)cuda->limits.dims.experts * KERNEL_PROJECTIONS;
+    if (layer_index < 0 || layer_index >= cuda->limits.layers || first > per_layer || count > per_layer - first)
+        return engine_fail(error, ENGINE_INTERNAL, "adapter table: entries %zu..%zu of layer %d lie outside its %zu", first, first + count,
+                           layer_index, per_layer);
+    uint64_t to = cuda->tables + ((size_t)layer_index * per_layer + first) * sizeof *entries;
+    const unsigned char *from = (const unsigned char *)entries;
+    size_t left = count * sizeof *entries;
+    cudaError_t e = cudaSetDevice(cuda->number);
+    while (e == cudaSuccess && left > 0) {
+        if (cuda->table_used == CUDA_TABLE_STAGE_BYTES) {
+            e = cudaStreamSynchronize(cuda->compute); /* what was staged has been read */
+            cuda->table_used = 0;
+            continue;
+        }
+        size_t bytes = CUDA_TABLE_STAGE_BYTES - cuda->table_used;
+        bytes = bytes < left ? bytes : left;
+        unsigned char *stage = cuda->table_stage + cuda->table_used;
+        memcpy(stage, from, bytes);
+        e = cudaMemcpyAsync((void *)(uintptr_t)to, stage, bytes, cudaMemcpyHostToDevice, cuda->compute);
+        cuda->table_used += bytes;
+        from += bytes;
+        to += bytes;
+        left -= bytes;
+    }
+    return e == cudaSuccess ? ENGINE_OK : cuda_fail(cuda, e, "writing an adapter table", error);
+}
+
+/* ---- the canary ------------------------------------------------------------------------------------------------- */
+
+/* Sends a number through the device and back. A device that answers nothing at all counts as lost, too. */
+enum engine_code cuda_canary(struct device *device, struct engine_error *error)
+{
+    struct device_cuda *cuda = cuda_of(device);
+    cudaEvent_t done = newest_free(cuda)->finished; /* nothing flies while we are idle */
+    void *there = (void *)(uintptr_t)cuda->probe_device;
+    cuda->probe[0]++;
+    cudaError_t e = cudaSetDevice(cuda->number);
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(there, &cuda->probe[0], sizeof cuda->probe[0], cudaMemcpyHostToDevice, cuda->compute);
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(&cuda->probe[1], there, sizeof cuda->probe[1], cudaMemcpyDeviceToHost, cuda->compute);
+    if (e == cudaSuccess)
+        e = cudaEventRecord(done, cuda->compute);
+    int64_t until = clock_now_ns() + PROBE_LIMIT_NS;
+    while (e == cudaSuccess && (e = cudaEventQuery(done)) == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        if (clock_now_ns() > until)
+            return engine_fail(error, ENGINE_DEVICE_FAILED, "%s: the device does not answer", device->id);
+        usleep(PROBE_POLL_US);
+        e = cudaSuccess;
+    }
+    if (e != cudaSuccess)
+        return cuda_fail(cuda, e, "probing the device", error);
+    if (cuda->probe[1] != cuda->probe[0])
+        return engine_fail(error, ENGINE_DEVICE_FAILED, "%s: the device returned %u for %u", device->id, cuda->probe[1], cuda->probe[0]);
+    return ENGINE_OK;
+}
+
+/* ---- warming ----------------------------------------------------------------------------------------------------- */
+
+/* Captures what requests of the checkpoint's own top-k lead to, smallest batches first, as far as graphs are kept. */
+enum engine_code cuda_warm(struct device *device, int32_t layer_index, const struct kernel_weights *weights, struct engine_error *error)
+{
+    struct device_cuda *cuda = cuda_of(device);
+    const struct device_limits *limits = &cuda->limits;
+    int32_t k = limits->max_slots / limits->max_rows, decode = device->kernels->decode_rows;
+    if (cuda->eager)
+        return ENGINE_OK;
+    for (int32_t rows = 1, last = 0; rows != last; last = rows, rows = cuda_bucket(rows + 1, limits->max_rows)) {
+        int32_t slots = cuda_bucket((int32_t)((int64_t)rows * (k > 0 ? k : 1)), limits->max_slots);
+        for (int variant = 0; variant < 4; variant++) {
+            enum kernel_path path = variant & 1 ? KERNEL_PREFILL : KERNEL_DECODE;
+            bool adapted = variant & 2;
+            struct kernel_forward f;
+            cudaGraphExec_t exec;
+            if (path == KERNEL_PREFILL ? rows <= decode : rows > WARM_DECODE_ROWS)
+                continue;
+            if ((adapted && !cuda->tables) || cuda_graphs_room(cuda->graphs) == 0)
+                continue;
+            cuda_bind_batch(cuda, layer_index, weights, path, adapted, rows, slots, &f);
+            cudaError_t e = cuda_graphs_find(cuda->graphs, device->kernels, layer_index, &f, &exec);
+            if (e == cudaSuccess)
+                e = cudaGraphUpload(exec, cuda->compute);
+            if (e == cudaErrorMemoryAllocation) {
+                (void)cudaGetLastError();
+                return ENGINE_OK; /* the rest is launched without */
+            }
+            if (e != cudaSuccess)
+                return cuda_fail(cuda, e, "capturing a forward", error);
+        }
+    }
+    cudaError_t e = cudaStreamSynchronize(cuda->compute);
+    return e == cudaSuccess ? ENGINE_OK : cuda_fail(cuda, e, "capturing forwards", error);
+}

@@ -70,15 +70,21 @@ static bool forward_is_float(struct http_request *r, const struct proto_tensor *
     return false;
 }
 
+static void forward_print_shape(const struct proto_tensor *t, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int32_t i = 0; i < t->rank && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%" PRId64, i ? ", " : "", t->shape[i]);
+}
+
 /* The shape [rows, columns], or [rows] when columns is negative. */
 static bool forward_has_shape(struct http_request *r, const struct proto_tensor *t, int64_t rows, int64_t columns)
 {
     if (t->rank == (columns < 0 ? 1 : 2) && t->shape[0] == rows && (columns < 0 || t->shape[1] == columns))
         return true;
-    char found[112] = "", wanted[64];
-    size_t used = 0;
-    for (int32_t i = 0; i < t->rank; i++)
-        used += (size_t)snprintf(found + used, sizeof found - used, "%s%" PRId64, i ? ", " : "", t->shape[i]);
+    char found[112], wanted[64];
+    forward_print_shape(t, found, sizeof found);
     if (columns < 0)
         snprintf(wanted, sizeof wanted, "%" PRId64, rows);
     else
@@ -115,12 +121,10 @@ static bool forward_check_hidden(struct http_request *r, struct forward *f, cons
     if (!forward_is_float(r, t))
         return false;
     if (t->rank != 2 || t->shape[0] < 1 || t->shape[1] != model->hidden_size) {
-        http_fail(r, 400, "shape_mismatch", "input \"hidden\" must have shape [T, %d] with T at least 1; it has %s%" PRId64 "%s",
-                  model->hidden_size,
-                  t->rank == 2 && t->shape[1] == model->hidden_size ? "T = "
-                  : t->rank == 2                                    ? "rows of "
-                                                                    : "rank ",
-                  t->rank == 2 ? t->shape[t->shape[1] == model->hidden_size ? 0 : 1] : t->rank, t->rank == 2 ? "" : " dimensions");
+        char found[112];
+        forward_print_shape(t, found, sizeof found);
+        http_fail(r, 400, "shape_mismatch", "input \"hidden\" has shape [%s]; it must be [T, %d] with T at least 1", found,
+                  model->hidden_size);
         return false;
     }
     if (t->shape[0] > model->queue_rows || t->shape[0] > INT32_MAX) {

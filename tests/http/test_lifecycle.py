@@ -6,7 +6,7 @@ SLOW_MODEL = ["--synthetic", "E=8,K=2,H=1024,I=2048,L=1", "--max-batch-rows", "3
 LOADS_LONG = ["--synthetic", "E=64,K=2,H=2048,I=2048,L=2"]
 
 
-def long_request(server, rows=4000):
+def long_request(server, rows=1200):
     """A socket on which an answer will come after a while."""
     c = server.connect()
     c.sendall(heavy(rows, 1024, 8))

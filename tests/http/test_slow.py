@@ -211,7 +211,7 @@ def test_bytes_in_flight():
 
 def test_deadline():
     with Server(*BIG, "--request-timeout-s", "1", "--max-batch-rows", "32", "--max-body-bytes", "64M") as s:
-        made = busy(s, rows=500, count=8)
+        made = busy(s, rows=250, count=8)
         statuses = []
         for c in made:
             r = read_reply(c, 60)[0]

@@ -8,6 +8,7 @@
  */
 #include "cases.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -26,6 +27,24 @@ static void test_company(void **state) { cases_check_company(&three_threads); }
 static void test_base(void **state) { cases_check_base(&three_threads); }
 static void test_nan(void **state) { cases_check_nan(&three_threads); }
 static void test_threads(void **state) { cases_check_same(&three_threads, &one_thread); }
+
+/* Padding of h is zero even where infinity has met the weights' zeros. */
+static void test_padding(void **state)
+{
+    struct problem_options o = {.experts = 2, .hidden = 40, .inter = 20, .rows = 5, .k = 2, .seed = 3};
+    struct problem *p = problem_create(&o);
+    problem_poke(p, 1, 7, INFINITY);
+    struct body *b = body_create(&three_threads, p);
+    for (int path = KERNEL_DECODE; path < KERNEL_PATHS; path++) {
+        int32_t rows, width;
+        body_set_batch(b, p, (enum kernel_path)path, true);
+        body_run(b);
+        free(body_get(b, BODY_H, &rows, &width)); /* looks at it */
+        assert_int_equal(rows, 10);
+    }
+    body_destroy(b);
+    problem_destroy(p);
+}
 
 static atomic_int counted[1000];
 
@@ -115,8 +134,8 @@ int main(int argc, char **argv)
     one_thread = (struct body_target){table, one, &body_host_memory};
     three_threads = (struct body_target){table, three, &body_host_memory};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps), cmocka_unit_test(test_forward), cmocka_unit_test(test_company),
-        cmocka_unit_test(test_base),  cmocka_unit_test(test_nan),     cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_steps), cmocka_unit_test(test_forward), cmocka_unit_test(test_company), cmocka_unit_test(test_base),
+        cmocka_unit_test(test_nan),   cmocka_unit_test(test_threads), cmocka_unit_test(test_padding),
     };
     int failed = 0;
     if (bench)

@@ -398,6 +398,37 @@ void cases_check_nan(const struct body_target *target)
     }
 }
 
+void cases_check_order(const struct body_target *target)
+{
+    /* Summed from left to right these give 1, in any other order 0: fp32 can't hold 2^27 + 1. */
+    static const float terms[] = {0x1p27f, -0x1p27f, 1};
+    struct problem_options o = {.experts = 3, .hidden = 40, .inter = 8, .rows = 4, .k = 3, .seed = 5};
+    struct problem *p = problem_create(&o);
+    for (int32_t s = 0; s < p->slots; s++)
+        p->slot_weight[s] = 1;
+    struct body *b = body_create(target, p);
+    body_step(b, BODY_ENTER);
+    body_step(b, BODY_ROUTE);
+    struct body_routing r;
+    body_routing_get(b, &r);
+    float *y = problem_alloc((size_t)(p->slots * o.hidden) * sizeof *y);
+    for (int32_t s = 0; s < p->slots; s++)
+        for (int32_t i = 0; i < o.hidden; i++)
+            y[r.position[s] * o.hidden + i] = terms[s % 3];
+    body_put(b, BODY_Y, y, p->slots, o.hidden);
+    body_step(b, BODY_COMBINE);
+    char *out = body_output(b);
+    for (int32_t t = 0; t < o.rows; t++)
+        for (int32_t i = 0; i < o.hidden; i++)
+            if (dtype_load_f32(out + p->row[t].out + (size_t)i * 2, DTYPE_BF16) != 1)
+                fail_msg("row %d element %d was not summed in slot order", t, i);
+    free(out);
+    free(y);
+    body_routing_finish(&r);
+    body_destroy(b);
+    problem_destroy(p);
+}
+
 void cases_check_same(const struct body_target *target, const struct body_target *other)
 {
     for (size_t i = 0; i < 4 * CASES; i++) {

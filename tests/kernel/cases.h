@@ -15,6 +15,7 @@ void cases_check_company(const struct body_target *target); /* each row alone, i
 void cases_check_base(const struct body_target *target); /* unadapted rows with and without adapters: same bits */
 void cases_check_nan(const struct body_target *target); /* NaN and infinities stay in their rows */
 void cases_check_large(const struct body_target *target); /* batches that fill the tiles of a device with many threads */
+void cases_check_order(const struct body_target *target); /* combine sums in slot order */
 /* Another target of the same table (other threads, other tiles): same bits as `target`. */
 void cases_check_same(const struct body_target *target, const struct body_target *other);
 /* Prints the time of each step. */

@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SIZE (1 << 24) /* hidden and intermediate sizes */
-
 struct item {
     struct family_tensor t;
     size_t index; /* in the checkpoint */
@@ -309,8 +307,9 @@ static void find_sizes(struct planner *p)
         faults_add_error(p->faults, &e);
     else if (!sizes.lead)
         FAULT(p, "the shapes of the experts' tensors fit no layout we know (the first is \"%.200s\")", item_name(p, &p->item[0]));
-    else if (p->inter < 1 || p->inter > MAX_SIZE || p->hidden < 1 || p->hidden > MAX_SIZE)
-        FAULT(p, "hidden size %" PRId64 " or intermediate size %" PRId64 " is out of range (1 to %d)", p->hidden, p->inter, MAX_SIZE);
+    else if (p->inter < 1 || p->inter > KERNEL_MAX_WIDTH || p->hidden < 1 || p->hidden > KERNEL_MAX_WIDTH)
+        FAULT(p, "hidden size %" PRId64 " or intermediate size %" PRId64 " is out of range (1 to %d)", p->hidden, p->inter,
+              KERNEL_MAX_WIDTH);
     else
         return;
     p->go_on = false; /* nothing to compare the rest with */

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #define LEVELS 4096 /* of the uniform distribution: twelve bits of random a value */
-#define MAX_SIZE (1 << 24)
 #define MAX_LAYERS 4096
 
 static uint64_t mix(uint64_t v)
@@ -59,8 +58,8 @@ static enum engine_code parse_shape(const char *text, struct shape *out, enum ke
     const struct {
         const char *key;
         int64_t *value, max;
-    } field[] = {{"E", &out->e, KERNEL_MAX_EXPERTS}, {"K", &out->k, KERNEL_MAX_EXPERTS}, {"H", &out->h, MAX_SIZE},
-                 {"I", &out->i, MAX_SIZE},           {"L", &out->l, MAX_LAYERS},         {"SEED", &out->seed, INT64_MAX}};
+    } field[] = {{"E", &out->e, KERNEL_MAX_EXPERTS}, {"K", &out->k, KERNEL_MAX_EXPERTS}, {"H", &out->h, KERNEL_MAX_WIDTH},
+                 {"I", &out->i, KERNEL_MAX_WIDTH},   {"L", &out->l, MAX_LAYERS},         {"SEED", &out->seed, INT64_MAX}};
     const size_t fields = sizeof field / sizeof field[0];
     *out = (struct shape){.seed = 1};
     *activation = KERNEL_ACT_SILU;

@@ -13,7 +13,11 @@
 #define XFEATURE_XTILEDATA 18
 
 /* __builtin_cpu_supports looks at XCR0, too: a kernel that doesn't save the registers hides the instructions. */
-static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+static bool has_avx2(void)
+{
+    unsigned a, b, c, d; /* clang's __builtin_cpu_supports doesn't know f16c */
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
 
 static bool has_avx512(void)
 {

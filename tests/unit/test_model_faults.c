@@ -418,8 +418,9 @@ static void memory_is_budgeted_before_it_is_taken(void **state)
     model_destroy(model);
     model_destroy(NULL);
     heap_device_finish(&d);
-    expect_refused((struct engine_options){.synthetic = "E=1024,K=1,H=16777216,I=16777216,L=4096"}, ENGINE_BAD_CHECKPOINT,
-                   "size overflows");
+    expect_refused((struct engine_options){.synthetic = "E=1024,K=1,H=65536,I=65536,L=4096"}, ENGINE_OUT_OF_DEVICE_MEMORY,
+                   "no room for 26388279066624 bytes");
+    expect_refused((struct engine_options){.synthetic = "E=8,K=1,H=65537,I=64,L=1"}, ENGINE_BAD_OPTION, "H=65537");
 }
 
 struct watch {

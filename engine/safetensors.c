@@ -179,6 +179,18 @@ static json_t *next_value(struct header *h, size_t limit)
     return v;
 }
 
+/* The next value, which must be a string: that is seen before it is parsed, since a tree of what else stands there could be far larger than
+ * its text. NULL after an error, which is `wanted` if something else stands there. */
+static json_t *next_string(struct header *h, const char *wanted)
+{
+    skip_space(h);
+    if (h->at == h->length || h->text[h->at] != '"') {
+        bad_header(h, wanted);
+        return NULL;
+    }
+    return next_value(h, h->length);
+}
+
 static enum engine_code bad_tensor(const struct header *h, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static enum engine_code bad_tensor(const struct header *h, const char *name, const char *format, ...)
 {
@@ -243,21 +255,6 @@ static enum engine_code parse_tensor(const struct header *h, const char *name, c
     return ENGINE_OK;
 }
 
-static enum engine_code check_metadata(const struct header *h, json_t *metadata)
-{
-    const char *key;
-    json_t *value;
-    if (!json_is_object(metadata))
-        return engine_fail(h->error, h->file->bad, "%s: __metadata__ is not an object", h->file->name);
-    json_object_foreach(metadata, key, value)
-    {
-        if (!json_is_string(value))
-            return engine_fail(h->error, h->file->bad, "%s: __metadata__ must map strings to strings; the value of \"%.200s\" is no string",
-                               h->file->name, key);
-    }
-    return ENGINE_OK;
-}
-
 static enum engine_code out_of_memory(const struct header *h)
 {
     return engine_fail(h->error, ENGINE_OUT_OF_MEMORY, "%s: out of memory for the tensor table", h->file->name);
@@ -285,40 +282,105 @@ static enum engine_code add_tensor(const struct header *h, const char *name, con
     return ENGINE_OK;
 }
 
-/* One "name": {...} member. */
-static enum engine_code parse_member(struct header *h, bool *metadata_seen)
+/* The members of the object at `at`, one after the other: `member` gets each one's name and stands before its value, which it consumes. */
+static enum engine_code parse_object(struct header *h, enum engine_code (*member)(struct header *h, const char *name, void *arg), void *arg)
 {
-    json_t *key = next_value(h, h->length);
-    if (!key)
-        return h->error->code;
-    enum engine_code code;
-    json_t *value = NULL;
-    if (!json_is_string(key)) {
-        code = bad_header(h, "a member's name is not a string");
-        goto out;
-    }
-    skip_space(h);
-    if (h->at == h->length || h->text[h->at] != ':') {
-        code = bad_header(h, "':' expected");
-        goto out;
-    }
     h->at++;
-    const char *name = json_string_value(key);
-    bool metadata = !strcmp(name, "__metadata__");
-    value = next_value(h, metadata ? h->length : MAX_ENTRY);
-    if (!value)
-        code = h->error->code;
-    else if (!metadata)
-        code = add_tensor(h, name, value);
-    else if (*metadata_seen)
-        code = engine_fail(h->error, h->file->bad, "%s: duplicate __metadata__ in the header", h->file->name);
-    else {
-        *metadata_seen = true;
-        code = check_metadata(h, value);
+    skip_space(h);
+    if (h->at < h->length && h->text[h->at] == '}') {
+        h->at++;
+        return ENGINE_OK;
     }
-out:
+    for (;;) {
+        json_t *name = next_string(h, "a member's name is not a string");
+        if (!name)
+            return h->error->code;
+        skip_space(h);
+        enum engine_code code;
+        if (h->at == h->length || h->text[h->at] != ':') {
+            code = bad_header(h, "':' expected");
+        } else {
+            h->at++;
+            skip_space(h);
+            code = member(h, json_string_value(name), arg);
+        }
+        json_decref(name);
+        if (code)
+            return code;
+        skip_space(h);
+        char c = h->at < h->length ? h->text[h->at++] : 0;
+        if (c == '}')
+            return ENGINE_OK;
+        if (c != ',')
+            return bad_header(h, "',' or '}' expected");
+    }
+}
+
+/* ---- __metadata__: checked and dropped, with no more kept than what tells duplicates ---- */
+
+struct metadata {
+    uint64_t *hash; /* of the keys */
+    size_t count, capacity;
+};
+
+static int by_hash(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static enum engine_code parse_metadata_member(struct header *h, const char *name, void *arg)
+{
+    struct metadata *m = arg;
+    if (h->at == h->length || h->text[h->at] != '"')
+        return engine_fail(h->error, h->file->bad, "%s: __metadata__ must map strings to strings; the value of \"%.200s\" is no string",
+                           h->file->name, name);
+    if (m->count == m->capacity) {
+        size_t capacity = m->capacity ? m->capacity * 2 : 64;
+        uint64_t *grown = reallocarray(m->hash, capacity, sizeof *grown);
+        if (!grown)
+            return out_of_memory(h);
+        m->hash = grown;
+        m->capacity = capacity;
+    }
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (const char *p = name; *p; p++)
+        hash = (hash ^ (unsigned char)*p) * 0x100000001b3u;
+    m->hash[m->count++] = hash;
+    json_t *value = next_string(h, "a string expected");
     json_decref(value);
-    json_decref(key);
+    return value ? ENGINE_OK : h->error->code;
+}
+
+static enum engine_code parse_metadata(struct header *h)
+{
+    struct metadata m = {0};
+    if (h->at == h->length || h->text[h->at] != '{')
+        return engine_fail(h->error, h->file->bad, "%s: __metadata__ is not an object", h->file->name);
+    enum engine_code code = parse_object(h, parse_metadata_member, &m);
+    if (!code && m.count)
+        qsort(m.hash, m.count, sizeof *m.hash, by_hash);
+    for (size_t i = 1; !code && i < m.count; i++)
+        if (m.hash[i] == m.hash[i - 1])
+            code = engine_fail(h->error, h->file->bad, "%s: duplicate key in __metadata__", h->file->name);
+    free(m.hash);
+    return code;
+}
+
+/* ---- the whole ---- */
+
+static enum engine_code parse_member(struct header *h, const char *name, void *arg)
+{
+    bool *metadata_seen = arg;
+    if (!strcmp(name, "__metadata__")) {
+        if (*metadata_seen)
+            return engine_fail(h->error, h->file->bad, "%s: duplicate __metadata__ in the header", h->file->name);
+        *metadata_seen = true;
+        return parse_metadata(h);
+    }
+    json_t *entry = next_value(h, MAX_ENTRY);
+    enum engine_code code = entry ? add_tensor(h, name, entry) : h->error->code;
+    json_decref(entry);
     return code;
 }
 
@@ -326,23 +388,10 @@ static enum engine_code parse_members(struct header *h)
 {
     if (!h->length || h->text[0] != '{')
         return bad_header(h, "it does not begin with '{'");
-    h->at = 1;
-    skip_space(h);
     bool metadata_seen = false;
-    if (h->at < h->length && h->text[h->at] == '}')
-        h->at++;
-    else
-        for (;;) {
-            enum engine_code code = parse_member(h, &metadata_seen);
-            if (code)
-                return code;
-            skip_space(h);
-            char c = h->at < h->length ? h->text[h->at++] : 0;
-            if (c == '}')
-                break;
-            if (c != ',')
-                return bad_header(h, "',' or '}' expected");
-        }
+    enum engine_code code = parse_object(h, parse_member, &metadata_seen);
+    if (code)
+        return code;
     skip_space(h);
     return h->at == h->length ? ENGINE_OK : bad_header(h, "something follows the object");
 }

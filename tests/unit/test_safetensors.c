@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,6 +167,14 @@ static void refuses_every_fault_of_the_header(void **state)
         {"{\"__metadata__\":{\"a\":1}}", 0, "the value of \"a\" is no string"},
         {"{\"__metadata__\":{\"a\":null}}", 0, "the value of \"a\" is no string"},
         {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "duplicate"},
+        {"{\"__metadata__\":{\"a\":\"1\",\"b\":\"2\",\"\\u0061\":\"3\"}}", 0, "duplicate"},
+        {"{\"__metadata__\":{\"a\":{}}}", 0, "the value of \"a\" is no string"},
+        {"{\"__metadata__\":{\"a\":\"1\",}}", 0, "name is not a string"},
+        {"{\"__metadata__\":{\"a\":\"1\" \"b\":\"2\"}}", 0, "',' or '}' expected"},
+        {"{\"__metadata__\":{\"a\":\"1\"", 0, "',' or '}' expected"},
+        {"{\"__metadata__\":{\"a\"}}", 0, "':' expected"},
+        {"{\"__metadata__\":{\"a\":\"\xff\"}}", 0, "unable to decode"},
+        {"{\"__metadata__\":", 0, "__metadata__ is not an object"},
         {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "duplicate __metadata__"},
     };
 #undef T
@@ -186,13 +195,78 @@ static void refuses_deep_and_long_entries(void **state)
     n = (size_t)sprintf(header, "{\"__metadata__\":");
     memset(header + n, '[', sizeof header - 1 - n);
     scratch_write_header(&scratch, "deep.safetensors", header, 0);
-    expect_refused("deep.safetensors", ENGINE_BAD_ADAPTER, "depth");
+    expect_refused("deep.safetensors", ENGINE_BAD_ADAPTER, "__metadata__ is not an object");
+    n = (size_t)sprintf(header, "{\"__metadata__\":{\"a\":");
+    memset(header + n, '[', sizeof header - 1 - n);
+    scratch_write_header(&scratch, "deep.safetensors", header, 0);
+    expect_refused("deep.safetensors", ENGINE_BAD_ADAPTER, "the value of \"a\" is no string");
+    n = (size_t)sprintf(header, "{");
+    memset(header + n, '[', sizeof header - 1 - n);
+    scratch_write_header(&scratch, "deep.safetensors", header, 0);
+    expect_refused("deep.safetensors", ENGINE_BAD_ADAPTER, "name is not a string");
     n = (size_t)sprintf(header, "{\"t\":{\"dtype\":\"U8\",\"data_offsets\":[0,1],\"shape\":[1");
     while (n < sizeof header - 8)
         n += (size_t)sprintf(header + n, ",1");
     sprintf(header + n, "]}}");
     scratch_write_header(&scratch, "long.safetensors", header, 1);
     expect_refused("long.safetensors", ENGINE_BAD_ADAPTER, "near byte");
+}
+
+static size_t tree_bytes, tree_peak;
+
+static void *tree_allocate(size_t bytes)
+{
+    size_t *block = malloc(sizeof(size_t[2]) + bytes);
+    if (!block)
+        return NULL;
+    *block = bytes;
+    tree_bytes += bytes;
+    tree_peak = tree_bytes > tree_peak ? tree_bytes : tree_peak;
+    return block + 2;
+}
+
+static void tree_free(void *memory)
+{
+    size_t *block = memory ? (size_t *)memory - 2 : NULL;
+    if (block)
+        tree_bytes -= *block;
+    free(block);
+}
+
+/* What is not tensors must not become a tree many times as large as its text: a header may have a hundred million bytes. */
+static void trees_stay_small(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *start, *end, *text; /* NULL: legal */
+    } header[] = {
+        {"{\"__metadata__\":[", "1]}", "__metadata__ is not an object"},
+        {"{\"__metadata__\":{\"a\":[", "1]}}", "the value of \"a\" is no string"},
+        {"{[", "1]}", "name is not a string"},
+        {"{\"__metadata__\":{\"x\":\"\"", "}}", NULL},
+    };
+    const size_t room = 2000000;
+    char *text = malloc(room + 64);
+    assert_non_null(text);
+    json_set_alloc_funcs(tree_allocate, tree_free);
+    for (size_t i = 0; i < sizeof header / sizeof header[0]; i++) {
+        size_t n = (size_t)sprintf(text, "%s", header[i].start);
+        for (size_t k = 0; n < room; k++)
+            n += (size_t)(header[i].text ? sprintf(text + n, "1,") : sprintf(text + n, ",\"%07zx\":\"\"", k));
+        strcpy(text + n, header[i].end);
+        scratch_write_header(&scratch, "tree.safetensors", text, 0);
+        tree_peak = 0;
+        struct safetensors_file *f = NULL;
+        if (header[i].text)
+            expect_refused("tree.safetensors", ENGINE_BAD_ADAPTER, header[i].text);
+        else
+            assert_int_equal(safetensors_open(scratch.fd, "tree.safetensors", ENGINE_BAD_ADAPTER, &f, NULL), ENGINE_OK);
+        safetensors_close(f);
+        assert_true(tree_peak < 4096);
+        assert_int_equal(tree_bytes, 0);
+    }
+    json_set_alloc_funcs(malloc, free);
+    free(text);
 }
 
 static void refuses_files_of_the_wrong_kind_or_length(void **state)
@@ -296,10 +370,15 @@ static void knows_its_dtypes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_what_was_written),        cmocka_unit_test(refuses_every_fault_of_the_header),
-        cmocka_unit_test(refuses_deep_and_long_entries), cmocka_unit_test(refuses_files_of_the_wrong_kind_or_length),
-        cmocka_unit_test(notices_a_file_that_shrinks),   cmocka_unit_test(finds_among_a_hundred_thousand),
-        cmocka_unit_test(messages_stay_printable),       cmocka_unit_test(knows_its_dtypes),
+        cmocka_unit_test(reads_what_was_written),
+        cmocka_unit_test(refuses_every_fault_of_the_header),
+        cmocka_unit_test(refuses_deep_and_long_entries),
+        cmocka_unit_test(refuses_files_of_the_wrong_kind_or_length),
+        cmocka_unit_test(notices_a_file_that_shrinks),
+        cmocka_unit_test(finds_among_a_hundred_thousand),
+        cmocka_unit_test(messages_stay_printable),
+        cmocka_unit_test(knows_its_dtypes),
+        cmocka_unit_test(trees_stay_small),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

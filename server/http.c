@@ -261,15 +261,17 @@ bool http_suspend(struct http_request *r, bool (*start)(struct http_request *r),
     struct server *server = r->server;
     struct MHD_Connection *mhd = r->mhd;
     pthread_mutex_lock(&c->lock);
-    if (c->gone || c->phase == CONNECTION_CUT) {
+    /* Counted before `stopping` is looked at, while main sets that before it looks at the count: one of the two sees the other. */
+    atomic_fetch_add(&server->suspended, 1);
+    if (c->gone || c->phase == CONNECTION_CUT || atomic_load(&server->stopping)) {
         pthread_mutex_unlock(&c->lock);
+        atomic_fetch_sub(&server->suspended, 1);
         return false;
     }
     r->stage = HTTP_WAITING;
     r->resume = resume;
     c->phase = CONNECTION_WAIT;
     c->deadline_ns = 0;
-    atomic_fetch_add(&server->suspended, 1);
     MHD_suspend_connection(mhd);
     /* Under the lock, so that http_resume, which takes it first, can't come before `cancel` is set. */
     bool started = start(r);

@@ -81,17 +81,23 @@ static void main_raise_descriptors(const struct options *o)
                     (uint64_t)limit.rlim_cur, (uint64_t)wanted);
 }
 
+/* NULL: the name can't be written in JSON or in a URL. */
 static const char *main_model_name(const struct options *o, char *text, size_t size)
 {
-    if (o->model_name)
-        return o->model_name;
-    if (!o->model)
-        return "synthetic";
-    char *real = realpath(o->model, NULL);
+    char *real = o->model && !o->model_name ? realpath(o->model, NULL) : NULL;
     const char *slash = real ? strrchr(real, '/') : NULL;
-    snprintf(text, size, "%s", slash && slash[1] ? slash + 1 : "model");
+    int length = snprintf(text, size, "%s",
+                          o->model_name       ? o->model_name
+                          : !o->model         ? "synthetic"
+                          : slash && slash[1] ? slash + 1
+                                              : "model");
     free(real);
-    return text;
+    bool good = length > 0 && (size_t)length < size;
+    for (const char *p = text; good && *p; p++)
+        good = (unsigned char)*p >= ' ' && *p != 0x7f;
+    json_t *string = good ? json_string(text) : NULL; /* NULL: not UTF-8 */
+    json_decref(string);
+    return string ? text : NULL;
 }
 
 static struct engine_options main_engine_options(const struct options *o)
@@ -218,6 +224,15 @@ static int main_serve(struct main_state *m, struct engine *engine)
     return failed || !drained ? EXIT_BAD : EXIT_GOOD;
 }
 
+/* A standard descriptor that came closed would be given to the first socket or file opened, and the log be written into that. */
+static bool main_fill_descriptors(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
+            return false;
+    return true;
+}
+
 static int main_run(struct main_state *m)
 {
     struct server *s = &m->server;
@@ -256,6 +271,7 @@ static int main_run(struct main_state *m)
         status = main_serve(m, engine);
     else if (atomic_load(&m->stop))
         status = EXIT_GOOD;
+    atomic_store(&s->stopping, true);
     if (atomic_load(&s->suspended) > 0) {
         /* Neither libmicrohttpd nor the engine can be stopped under them. */
         listener_unlink_all(&m->listeners);
@@ -285,9 +301,12 @@ int main(int argc, char **argv)
     enum log_format format = LOG_FORMAT_TEXT;
     enum log_level level = LOG_LEVEL_INFO;
 
+    if (!main_fill_descriptors())
+        return EXIT_BAD;
     sigset_t set = main_signal_set();
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* so that a file too large fails to be written, as on a full disk */
     if (!json_memory_init()) {
         fputs("expertd: no address space for the reserve of JSON memory\n", stderr);
         return EXIT_BAD;
@@ -317,6 +336,12 @@ int main(int argc, char **argv)
         main_raise_descriptors(&options);
         state.server.options = &options;
         state.server.model_name = main_model_name(&options, name, sizeof name);
+        if (!state.server.model_name) {
+            fprintf(stderr, "expertd: --model-name takes 1 to %zu bytes of UTF-8 without control characters%s\n", sizeof name - 1,
+                    options.model_name ? "" : "; the folder's name is none, so it is needed");
+            options_finish(&options);
+            return EXIT_USAGE;
+        }
         state.server.started_at = time(NULL);
         state.wake = -1;
         status = main_run(&state);

@@ -56,7 +56,7 @@ const struct options_row options_table[] = {
      "Largest adapter file taken, by path or upload."},
     {"max-adapters", OPTION_INT, FIELD(max_adapters), "N", "64", 0, 4096, NULL, true,
      "Adapters that may be installed at once, counting removed ones that requests still use."},
-    {"max-batch-rows", OPTION_INT, FIELD(max_batch_rows), "ROWS", "0", 0, 1048576, NULL, true,
+    {"max-batch-rows", OPTION_INT, FIELD(max_batch_rows), "ROWS", "0", 0, 65536, NULL, true,
      "Rows computed at once, which fixes scratch memory; larger requests run in windows. 0: what suits the device."},
     {"max-body-bytes", OPTION_SIZE, FIELD(max_body_bytes), "BYTES", "256M", 1024, MAX_BYTES, NULL, true,
      "Largest request body taken; adapter uploads have --max-adapter-bytes."},

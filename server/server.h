@@ -31,6 +31,7 @@ struct server {
     atomic_int connections;
     atomic_int requests; /* heads that have arrived and whose answers are not out yet */
     atomic_int suspended; /* connections that wait for the engine or a worker */
+    atomic_bool stopping; /* from here on none may begin to wait: the listeners are about to be stopped */
     atomic_int uploads; /* adapters being received */
     atomic_int_fast64_t last_inference_ms; /* since 1970 */
     int64_t started_at; /* seconds since 1970 */

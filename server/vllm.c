@@ -104,9 +104,12 @@ void vllm_unload(struct http_request *r)
 
 static json_t *vllm_card(const struct http_request *r, const char *id, const char *parent, int64_t created)
 {
-    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:s?, s:n, s:[]}", "id", id, "object", "model", "created", (json_int_t)created, "owned_by",
-                     "expertd", "root", parent || !r->server->options->model ? id : r->server->options->model, "parent", parent,
-                     "max_model_len", "permission");
+    json_t *path = parent || !r->server->options->model ? NULL : json_string(r->server->options->model); /* NULL, too, if it is not UTF-8 */
+    json_t *card =
+        json_pack("{s:s, s:s, s:I, s:s, s:s, s:s?, s:n, s:[]}", "id", id, "object", "model", "created", (json_int_t)created, "owned_by",
+                  "expertd", "root", path ? json_string_value(path) : id, "parent", parent, "max_model_len", "permission");
+    json_decref(path);
+    return card;
 }
 
 void vllm_models(struct http_request *r)

@@ -279,7 +279,7 @@ bool peft_config_parse(const char *text, size_t len, struct peft_config *config,
 {
     json_error_t why;
     json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
-    if (!root && json_error_code(&why) == json_error_out_of_memory)
+    if (!root && (!why.text[0] || json_error_code(&why) == json_error_out_of_memory)) /* no text: it could not even begin */
         return peft_fault(log, ENGINE_OUT_OF_MEMORY, "out of memory while reading adapter_config.json");
     if (!root)
         return peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json, line %d: %s", why.line, PEFT_QUOTE(why.text)) && false;

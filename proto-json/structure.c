@@ -261,7 +261,7 @@ static enum proto_code walk_load(struct walk *w, json_t **out)
     if (w->reduced.length > PROTO_MAX_TREE_TEXT)
         return proto_fail(w->error, PROTO_BAD_REQUEST, "the JSON has %zu bytes besides the inputs' data; at most %u are taken",
                           w->reduced.length, PROTO_MAX_TREE_TEXT);
-    json_error_t why;
+    json_error_t why = {0}; /* when it can't even begin, jansson leaves the code as it finds it */
     *out = json_loadb(w->reduced.data, w->reduced.length, JSON_REJECT_DUPLICATES, &why);
     if (*out)
         return PROTO_OK;

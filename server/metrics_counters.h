@@ -45,6 +45,8 @@ void metrics_write_family(FILE *out, const char *name, const char *type, const c
 void metrics_write_label(FILE *out, const char *value);
 /* The process_* families (metrics_process.c). */
 void metrics_write_process(FILE *out, double start_time);
+/* The families of a device with memory of its own (metrics_device.c). */
+void metrics_write_device(FILE *out, const struct engine_device_stats *device);
 /* When this process started, seconds since 1970; 0 when /proc doesn't say. */
 double metrics_process_start(void);
 

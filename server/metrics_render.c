@@ -322,6 +322,8 @@ static void write_engine(FILE *out, const struct engine_stats *stats)
 {
     write_gauge(out, "expertd_device_failed", "1 once the device has failed for good.", stats->failed);
     write_engine_scalars(out, stats);
+    if (stats->has_device)
+        metrics_write_device(out, &stats->device);
     metrics_write_family(out, "expertd_adapters", "gauge", "Adapters by state.");
     fprintf(out, "expertd_adapters{state=\"ready\"} %" PRId64 "\nexpertd_adapters{state=\"draining\"} %" PRId64 "\n", stats->adapters_ready,
             stats->adapters_draining);

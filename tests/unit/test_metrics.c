@@ -248,6 +248,47 @@ static void the_engines_figures_are_shown(void **state)
     metrics_destroy(m);
 }
 
+/* A figure that the sensors don't give is not shown, and none is without sensors. */
+static void a_gpu_is_described_as_triton_does(void **state)
+{
+    (void)state;
+    fill_stats();
+    stats.has_device = true;
+    stats.device = (struct engine_device_stats){
+        .bytes_in = 1000,
+        .bytes_out = 2000,
+        .bytes_uploaded = UINT64_C(3000000000000),
+        .graph_captures = 12,
+        .uuid = "GPU-1\"2",
+        .utilization = 0.25,
+        .memory_utilization = 0.5,
+        .memory_total_bytes = 150754820096.0,
+        .memory_used_bytes = 1e9,
+        .power_watts = 123.5,
+        .power_limit_watts = NAN,
+        .energy_joules = 42.5,
+    };
+    struct metrics *m = metrics_create(routes, ROUTES);
+    render_all(m);
+    assert_true(sample_value("expertd_device_copy_bytes_total{what=\"batches_in\"}") == 1000);
+    assert_true(sample_value("expertd_device_copy_bytes_total{what=\"batches_out\"}") == 2000);
+    assert_true(sample_value("expertd_device_copy_bytes_total{what=\"weights\"}") == 3e12);
+    assert_true(sample_value("expertd_device_graph_captures_total") == 12);
+    assert_true(sample_value("expertd_device_utilization") == 0.25);
+    assert_true(sample_value("nv_gpu_utilization{gpu_uuid=\"GPU-1\\\"2\"}") == 0.25);
+    assert_true(sample_value("nv_gpu_memory_total_bytes{gpu_uuid=\"GPU-1\\\"2\"}") == 150754820096.0);
+    assert_true(sample_value("nv_gpu_memory_used_bytes{gpu_uuid=\"GPU-1\\\"2\"}") == 1e9);
+    assert_true(sample_value("nv_gpu_power_usage{gpu_uuid=\"GPU-1\\\"2\"}") == 123.5);
+    assert_true(isnan(sample_value("nv_gpu_power_limit{gpu_uuid=\"GPU-1\\\"2\"}")));
+    assert_true(sample_value("nv_energy_consumption{gpu_uuid=\"GPU-1\\\"2\"}") == 42.5);
+    stats.device.uuid[0] = '\0';
+    render_all(m);
+    assert_true(isnan(sample_value("expertd_device_utilization")));
+    assert_true(isnan(sample_value("nv_gpu_utilization{gpu_uuid=\"\"}")));
+    assert_true(sample_value("expertd_device_graph_captures_total") == 12);
+    metrics_destroy(m);
+}
+
 static void adapters_of_one_name_make_one_series(void **state)
 {
     (void)state;
@@ -422,6 +463,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_page_while_loading_is_valid),
         cmocka_unit_test(the_engines_figures_are_shown),
+        cmocka_unit_test(a_gpu_is_described_as_triton_does),
         cmocka_unit_test(adapters_of_one_name_make_one_series),
         cmocka_unit_test(requests_are_counted),
         cmocka_unit_test(the_process_is_described),

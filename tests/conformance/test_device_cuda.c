@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The CUDA device itself: memory that runs out and comes back, uploads of every form, tables, and how it ends when a kernel has
+ * trapped.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "engine/device.h"
+#include "subject.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int trap_device(void); /* trap.cu */
+
+static struct device *make(void)
+{
+    struct device_options options = {.device = "cuda", .threads = 2};
+    struct device *device = NULL;
+    struct engine_error error;
+    if (device_create(&options, &device, &error) != ENGINE_OK)
+        fail_msg("%s", error.message);
+    return device;
+}
+
+static void devices_that_are_not_there_are_named(void **state)
+{
+    (void)state;
+    struct device *device = NULL;
+    struct engine_error error;
+    struct device_options far = {.device = "cuda:9999"}, code = {.device = "cuda", .isa = "abacus"};
+    assert_int_equal(device_create(&far, &device, &error), ENGINE_BAD_OPTION);
+    assert_non_null(strstr(error.message, "9999"));
+    assert_int_equal(device_create(&code, &device, &error), ENGINE_BAD_OPTION);
+    assert_non_null(strstr(error.message, "abacus"));
+    struct device_options any = {.device = "auto"};
+    assert_int_equal(device_create(&any, &device, &error), ENGINE_OK);
+    assert_string_equal(device->kind, "cuda");
+    assert_false(device->direct_memory);
+    print_message("%s: %s\n", device->id, device->name);
+    device_destroy(device);
+}
+
+/* More than there is: refused with the numbers, and nothing is broken by it. */
+static void memory_that_runs_out_is_no_failure(void **state)
+{
+    (void)state;
+    struct device *device = make();
+    struct engine_error error = {0};
+    int64_t total, before, after;
+    uint64_t a, b = 1;
+    device->ops->memory_info(device, &total, &before);
+    assert_true(before > 0 && before < total);
+    assert_int_equal(device->ops->alloc(device, (size_t)total, &b, &error), ENGINE_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(b, 0);
+    char wanted[32];
+    snprintf(wanted, sizeof wanted, "%lld", (long long)total);
+    assert_non_null(strstr(error.message, wanted));
+    assert_int_equal(device->ops->alloc(device, SIZE_MAX / 2, &b, &error), ENGINE_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(device->ops->alloc(device, 64 << 20, &a, &error), ENGINE_OK);
+    assert_int_equal(a % 256, 0);
+    device->ops->memory_info(device, &total, &after);
+    assert_true(after <= before - (64 << 20));
+    device->ops->free(device, a, 64 << 20);
+    device->ops->memory_info(device, &total, &after);
+    assert_int_equal(after, before);
+    struct device_limits limits = {.dims = {.experts = 1024, .hidden = 65536, .inter = 65536, .op = DTYPE_BF16},
+                                   .max_rows = 65536,
+                                   .max_slots = 1 << 26,
+                                   .adapters = 65536,
+                                   .layers = 100};
+    device->kernels->dims_init(&limits.dims);
+    assert_int_equal(device->ops->prepare(device, &limits, &error), ENGINE_OUT_OF_DEVICE_MEMORY);
+    device_destroy(device);
+}
+
+static void round_trip(struct device *device, size_t dst_pitch, size_t src_pitch, size_t width, size_t height)
+{
+    struct engine_error error = {0};
+    size_t bytes = dst_pitch * height;
+    unsigned char *src = malloc(src_pitch * height), *dst = malloc(bytes);
+    uint64_t p, seed = width * height;
+    for (size_t i = 0; i < src_pitch * height; i++)
+        src[i] = (unsigned char)subject_random(&seed);
+    assert_int_equal(device->ops->alloc(device, bytes, &p, &error), ENGINE_OK);
+    memset(dst, 0x5a, bytes);
+    assert_int_equal(device->ops->upload(device, p, bytes, dst, bytes, bytes, 1, &error), ENGINE_OK);
+    if (device->ops->upload(device, p, dst_pitch, src, src_pitch, width, height, &error) != ENGINE_OK)
+        fail_msg("%s", error.message);
+    assert_int_equal(device->ops->download(device, dst, p, bytes, &error), ENGINE_OK);
+    for (size_t i = 0; i < height; i++) {
+        assert_memory_equal(dst + i * dst_pitch, src + i * src_pitch, width);
+        for (size_t j = width; j < dst_pitch; j++)
+            assert_int_equal(dst[i * dst_pitch + j], 0x5a);
+    }
+    device->ops->free(device, p, bytes);
+    free(src);
+    free(dst);
+}
+
+static void uploads_arrive_in_every_form(void **state)
+{
+    (void)state;
+    struct device *device = make();
+    struct engine_error error = {0};
+    round_trip(device, 100, 100, 100, 1);
+    round_trip(device, 1000, 1000, 1000, 30);
+    round_trip(device, 2048, 1024, 1024, 5000); /* halves of blocks, as weights have them */
+    round_trip(device, 2048, 1024, 1024, 20000); /* more than goes at once */
+    round_trip(device, 30, 20, 10, 50);
+    round_trip(device, 200000, 100000, 100000, 3);
+    uint64_t p;
+    assert_int_equal(device->ops->alloc(device, 16, &p, &error), ENGINE_OK);
+    assert_int_equal(device->ops->upload(device, p, 0, NULL, 0, 0, 0, &error), ENGINE_OK);
+    device->ops->free(device, p, 16);
+    void *h = device->ops->host_alloc(device, 12345);
+    assert_non_null(h);
+    memset(h, 1, 12345);
+    device->ops->host_free(device, h, 12345);
+    device->ops->host_free(device, NULL, 0);
+    device_destroy(device);
+}
+
+static void adapter_tables_are_bounded(void **state)
+{
+    (void)state;
+    struct device *device = make();
+    struct engine_error error;
+    struct device_limits limits = {
+        .dims = {.experts = 4, .hidden = 16, .inter = 8, .op = DTYPE_BF16}, .max_rows = 4, .max_slots = 16, .adapters = 2, .layers = 2};
+    device->kernels->dims_init(&limits.dims);
+    assert_int_equal(device->ops->prepare(device, &limits, &error), ENGINE_OK);
+    assert_int_equal(device->scratch_bytes, device->ops->prepare_bytes(device, &limits));
+    struct kernel_lora_entry entries[24] = {{.rank = 8}};
+    assert_int_equal(device->ops->table_write(device, 1, 0, 24, entries, &error), ENGINE_OK);
+    assert_int_equal(device->ops->table_write(device, 1, 23, 2, entries, &error), ENGINE_INTERNAL);
+    assert_int_equal(device->ops->table_write(device, 2, 0, 1, entries, &error), ENGINE_INTERNAL);
+    assert_int_equal(device->ops->table_write(device, -1, 0, 1, entries, &error), ENGINE_INTERNAL);
+    assert_int_equal(device->ops->table_write(device, 0, SIZE_MAX, 2, entries, &error), ENGINE_INTERNAL);
+    for (int i = 0; i < 3000; i++) /* more than is staged at once */
+        assert_int_equal(device->ops->table_write(device, i % 2, 0, 24, entries, &error), ENGINE_OK);
+    assert_int_equal(device->ops->canary(device, &error), ENGINE_OK);
+    assert_int_equal(device->ops->canary(device, &error), ENGINE_OK);
+    struct device_batch none = {.batch = {.rows = 5, .slots = 0}};
+    assert_int_equal(device->ops->submit(device, &none, &error), ENGINE_INTERNAL);
+    device_destroy(device);
+}
+
+/* The last test: no CUDA call of this process works any more after it. An engine at rest notices by its canary. */
+static void a_trapped_kernel_fails_the_device_for_good(void **state)
+{
+    (void)state;
+    struct subject s;
+    struct call c;
+    struct engine_error error = {0};
+    subject_backend = "cuda";
+    subject_open(&s, &(struct subject_options){.fixture = "olmoe"});
+    struct device *device = make();
+    call_init(&c, &s, 0, ENGINE_DECODE, DTYPE_BF16, 3, 2, 1);
+    call_run(&s, &c);
+    assert_false(engine_failed(s.engine));
+    assert_int_not_equal(trap_device(), 0);
+    for (int i = 0; i < 500 && !engine_failed(s.engine); i++)
+        usleep(10000);
+    assert_true(engine_failed(s.engine));
+    assert_int_equal(engine_submit(s.engine, &c.request, &error), ENGINE_DEVICE_FAILED);
+    uint64_t p = 1;
+    assert_int_equal(device->ops->alloc(device, 100, &p, &error), ENGINE_DEVICE_FAILED);
+    assert_int_equal(p, 0);
+    print_message("%s\n", error.message);
+    char byte = 0;
+    assert_int_equal(device->ops->upload(device, 4096, 1, &byte, 1, 1, 1, &error), ENGINE_DEVICE_FAILED);
+    assert_null(device->ops->host_alloc(device, 100));
+    device_destroy(device);
+    call_finish(&c);
+    subject_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(devices_that_are_not_there_are_named),
+        cmocka_unit_test(memory_that_runs_out_is_no_failure),
+        cmocka_unit_test(uploads_arrive_in_every_form),
+        cmocka_unit_test(adapter_tables_are_bounded),
+        cmocka_unit_test(a_trapped_kernel_fails_the_device_for_good),
+    };
+    if (!device_cuda_available()) {
+        print_message("SKIP: this machine or build has no cuda\n");
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

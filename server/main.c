@@ -243,6 +243,7 @@ static int main_run(struct main_state *m)
     struct http *http = NULL;
     struct engine *engine = NULL;
     pthread_t signals;
+    bool have_signals = false;
 
     for (size_t i = 0; i <= route_count; i++)
         route[i] = route_table[i].pattern;
@@ -262,7 +263,7 @@ static int main_run(struct main_state *m)
         log_message(LOG_LEVEL_ERROR, "%s", message);
         goto out;
     }
-    pthread_detach(signals);
+    have_signals = true;
     for (size_t i = 0; i < m->listeners.count; i++)
         dprintf(STDERR_FILENO, "listening on %s\n", m->listeners.item[i].text);
 
@@ -285,6 +286,10 @@ out:
     engine_destroy(engine);
     watch_destroy(s->watch);
     metrics_destroy(s->metrics);
+    if (have_signals) { /* it may use the listeners and `wake` until here */
+        pthread_cancel(signals);
+        pthread_join(signals, NULL);
+    }
     listener_close_all(&m->listeners);
     spool_destroy(s->spool);
     auth_destroy(s->auth);

@@ -293,8 +293,7 @@ out:
     listener_close_all(&m->listeners);
     spool_destroy(s->spool);
     auth_destroy(s->auth);
-    if (m->wake >= 0)
-        close(m->wake);
+    /* m->wake stays open: the signal thread may be about to write to it. */
     return status;
 }
 

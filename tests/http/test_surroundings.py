@@ -22,12 +22,12 @@ def test_closed_standard_descriptors():
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=close)
             try:
                 end = time.monotonic() + 20 * SLOW
-                while not os.path.exists(path) and time.monotonic() < end:
-                    time.sleep(0.02)
-                for fd in closed:
-                    assert os.readlink(f"/proc/{p.pid}/fd/{fd}") == "/dev/null", (closed, fd)
                 with socket.socket(socket.AF_UNIX) as c:
-                    c.connect(path)
+                    while c.connect_ex(path) != 0:
+                        assert time.monotonic() < end and p.poll() is None, closed
+                        time.sleep(0.02)
+                    for fd in closed:
+                        assert os.readlink(f"/proc/{p.pid}/fd/{fd}") == "/dev/null", (closed, fd)
                     c.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
                     assert read_all(c).startswith(b"HTTP/1.1 200")
                 p.terminate()

@@ -18,12 +18,14 @@
 #define MODEL_NAME "adapter_model.safetensors"
 #define PICKLE_NAME "adapter_model.bin"
 #define READ_PIECE ((size_t)4 << 20)
+#define MAX_MOVED 32 /* a folder that is replaced while we read it is begun anew so often */
 
-/* Where the files are: straight in dir_fd, or at path/ beneath root_fd. */
+/* Where the files are: straight in dir_fd, or at path/ beneath root_fd, which is then opened as dir_fd, too. */
 struct source {
     int dir_fd;
-    int root_fd; /* -1: use dir_fd */
+    int root_fd; /* -1: dir_fd alone */
     const char *root, *path;
+    bool *moved; /* set when path/ was seen to lead to another folder than dir_fd */
 };
 
 /* ---- files ----------------------------------------------------------------------------------------------------- */
@@ -75,7 +77,16 @@ static int open_file(const struct source *source, const char *name, int *fd)
         return ENOMEM;
     int e = path_open_beneath(source->root_fd, source->root, path, flags, fd);
     free(path);
-    return e;
+    if (e)
+        return e;
+    /* The path is walked anew for each file, since links in the folder must stay beneath the root. Where a link on the way was swapped
+     * meanwhile, as deployments do, this file would belong to another version than those before: it must be the one in dir_fd. */
+    struct stat opened, ours;
+    if (!fstat(*fd, &opened) && !fstatat(source->dir_fd, name, &ours, 0) && opened.st_dev == ours.st_dev && opened.st_ino == ours.st_ino)
+        return 0;
+    close(*fd);
+    *source->moved = true;
+    return ESTALE;
 }
 
 /* -1 and a fault when the file is not there or not a plain one. */
@@ -91,6 +102,8 @@ static int open_plain(const struct source *source, const char *name, struct stat
             peft_fault(log, ENGINE_FORBIDDEN_PATH, "%s is a link that leaves the adapter root", name);
         else if (e == ENOENT)
             peft_fault(log, ENGINE_BAD_ADAPTER, "the adapter's folder has no %s", name);
+        else if (e == ESTALE)
+            peft_fault(log, ENGINE_IO, "%s: the adapter's folder is replaced again and again while it is read", name);
         else
             peft_fault(log, e == ENOMEM || e == EMFILE || e == ENFILE ? ENGINE_OUT_OF_MEMORY : ENGINE_IO, "%s can't be opened: %s", name,
                        strerror(e));
@@ -422,14 +435,20 @@ enum engine_code adapter_read(int dir_fd, const struct model *model, int64_t max
 enum engine_code adapter_read_beneath(int root_fd, const char *root, const char *path, const struct model *model, int64_t max_bytes,
                                       struct adapter_data **out, struct engine_error *error)
 {
-    struct source source = {.root_fd = root_fd, .root = root};
+    bool moved;
+    struct source source = {.root_fd = root_fd, .root = root, .moved = &moved};
     enum engine_code code = split_path(root, path, &source.path, error);
-    if (code == ENGINE_OK)
-        code = adapter_open_beneath(root_fd, root, source.path, &source.dir_fd, error);
     if (code != ENGINE_OK)
         return code;
-    code = read_source(&source, model, max_bytes, NULL, out, error);
-    close(source.dir_fd);
+    int tries = 0;
+    do {
+        moved = false;
+        code = adapter_open_beneath(root_fd, root, source.path, &source.dir_fd, error);
+        if (code != ENGINE_OK)
+            return code;
+        code = read_source(&source, model, max_bytes, NULL, out, error);
+        close(source.dir_fd);
+    } while (code != ENGINE_OK && moved && ++tries < MAX_MOVED);
     return code;
 }
 

@@ -11,6 +11,8 @@
 #include <cmocka.h>
 #include <fcntl.h>
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -503,9 +505,58 @@ static void hub_caches_are_followed(void **state)
     scratch_finish(&s);
 }
 
+struct swap {
+    const struct scratch *s;
+    atomic_bool stop;
+};
+
+static void *swap_versions(void *arg)
+{
+    struct swap *swap = arg;
+    int fd = swap->s->fd;
+    for (int i = 0; !atomic_load(&swap->stop); i++) {
+        symlinkat(i % 2 ? "v1" : "v2", fd, "next");
+        renameat(fd, "next", fd, "current");
+    }
+    return NULL;
+}
+
+/* A link to the version in use is swapped all the time: configuration and tensors are always of the same version. */
+static void versions_are_not_mixed(void **state)
+{
+    (void)state;
+    struct scratch s;
+    scratch_init(&s);
+    struct model *model = test_model_create(&small);
+    test_adapter_write(&s, "v1", &small, 0, 2, 2, 7);
+    test_adapter_write(&s, "v2", &small, 0, 2, 4, 8);
+    assert_int_equal(symlinkat("v1", s.fd, "current"), 0);
+    struct swap swap = {.s = &s};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, swap_versions, &swap), 0);
+    int good = 0, other = 0;
+    for (int i = 0; i < 1000 && !other; i++) {
+        struct adapter_data *data = NULL;
+        struct engine_error error;
+        enum engine_code code = adapter_read_beneath(s.fd, s.path, "current", model, 0, &data, &error);
+        good += code == ENGINE_OK;
+        other += code != ENGINE_OK && code != ENGINE_IO; /* IO: swapped in each of many tries */
+        if (other)
+            print_error("%s\n", error.message);
+        adapter_data_destroy(data);
+    }
+    atomic_store(&swap.stop, true);
+    pthread_join(thread, NULL);
+    assert_int_equal(other, 0);
+    assert_true(good > 0);
+    test_model_destroy(model);
+    scratch_finish(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(versions_are_not_mixed),
         cmocka_unit_test(fused_fixtures),
         cmocka_unit_test(fused_subset),
         cmocka_unit_test(linear_fixtures),

@@ -123,6 +123,20 @@ static const char *walk_skip_numbers(const char *p, const char *end)
     return p;
 }
 
+/* Takes what lies before `end` over into the text that jansson gets. Refused before it is copied: a body may be all of it. */
+static bool walk_copy(struct walk *w, const char *end)
+{
+    size_t more = (size_t)(end - w->copied), whole = w->reduced.length + more;
+    if (whole > PROTO_MAX_TREE_TEXT) {
+        w->code = proto_fail(w->error, PROTO_BAD_REQUEST, "the JSON has %zu bytes besides the inputs' data; at most %u are taken", whole,
+                             PROTO_MAX_TREE_TEXT);
+        return false;
+    }
+    proto_text_append(&w->reduced, w->copied, more);
+    w->copied = end;
+    return true;
+}
+
 /* The array that is some input's data. Nothing is checked but its brackets and strings; tensor.c does that. */
 static bool walk_data(struct walk *w, int depth)
 {
@@ -161,7 +175,8 @@ static bool walk_data(struct walk *w, int depth)
         w->p = start;
         return walk_fail(w, "an array begins that doesn't end");
     }
-    proto_text_append(&w->reduced, w->copied, (size_t)(start - w->copied));
+    if (!walk_copy(w, start))
+        return false;
     w->span[w->spans] = (struct proto_span){.start = start, .length = (size_t)(w->p - start), .at = w->reduced.length};
     proto_text_format(&w->reduced, "%d", (int)w->spans++);
     w->copied = w->p;
@@ -255,12 +270,10 @@ static size_t walk_original_offset(const struct walk *w, size_t at)
 
 static enum proto_code walk_load(struct walk *w, json_t **out)
 {
-    proto_text_append(&w->reduced, w->copied, (size_t)(w->end - w->copied));
+    if (!walk_copy(w, w->end))
+        return w->code;
     if (w->reduced.failed)
         return proto_fail_memory(w->error);
-    if (w->reduced.length > PROTO_MAX_TREE_TEXT)
-        return proto_fail(w->error, PROTO_BAD_REQUEST, "the JSON has %zu bytes besides the inputs' data; at most %u are taken",
-                          w->reduced.length, PROTO_MAX_TREE_TEXT);
     json_error_t why = {0}; /* when it can't even begin, jansson leaves the code as it finds it */
     *out = json_loadb(w->reduced.data, w->reduced.length, JSON_REJECT_DUPLICATES, &why);
     if (*out)

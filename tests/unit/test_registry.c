@@ -5,6 +5,7 @@
  */
 #include "engine/adapter.h"
 #include "engine/clock.h"
+#include "engine/registry.h"
 #include "tests/unit/adapter_files.h"
 
 #include <stdarg.h>
@@ -625,19 +626,56 @@ static void one_of_two_installs_wins(void **state)
     rig_destroy(g);
 }
 
-/* An install of a name that waits for another gets its turn when that one fails. */
+/* Installs begun and not ended, and jobs that the engine thread has yet to take. */
+static int queued_installs(struct rig *g)
+{
+    int n = 0;
+    pthread_mutex_lock(&g->registry->lock);
+    for (const struct registry_install *in = g->registry->installs; in; in = in->next)
+        n++;
+    pthread_mutex_unlock(&g->registry->lock);
+    return n;
+}
+
+static int queued_jobs(struct rig *g)
+{
+    int n = 0;
+    pthread_mutex_lock(&g->thread.lock);
+    for (const struct job *job = g->thread.head; job; job = job->next)
+        n++;
+    pthread_mutex_unlock(&g->thread.lock);
+    return n;
+}
+
+/* Ten seconds at most. */
+static void await(struct rig *g, int (*count)(struct rig *), int want)
+{
+    for (int i = 0; i < 10000 && count(g) != want; i++)
+        usleep(1000);
+    assert_int_equal(count(g), want);
+}
+
+/* An install of a name that waits for another gets its turn when that one fails. The first is held before the step in which it
+ * fails until the second has queued behind it. */
 static void a_failed_install_lets_the_next_in(void **state)
 {
     (void)state;
     struct rig *g = rig_create(1, false);
-    struct contender c[2] = {{g, "a", "none", false, ENGINE_OK, 0}, {g, "a", "one", false, ENGINE_OK, 0}};
+    struct contender c[2] = {{g, "a", "one", false, ENGINE_OK, 0}, {g, "a", "two", false, ENGINE_OK, 0}};
     pthread_t t[2];
-    for (int i = 0; i < 2; i++)
-        pthread_create(&t[i], NULL, contend, &c[i]);
+    g->device.fail_write = 1;
+    pause_thread(&g->thread, true);
+    assert_int_equal(pthread_create(&t[0], NULL, contend, &c[0]), 0);
+    await(g, queued_jobs, 1);
+    assert_int_equal(pthread_create(&t[1], NULL, contend, &c[1]), 0);
+    await(g, queued_installs, 2);
+    assert_int_equal(stats(g).adapters_ready, 0);
+    pause_thread(&g->thread, false);
     for (int i = 0; i < 2; i++)
         pthread_join(t[i], NULL);
-    assert_int_equal(c[0].code, ENGINE_BAD_ADAPTER);
+    assert_int_equal(c[0].code, ENGINE_DEVICE_FAILED);
     assert_int_equal(c[1].code, ENGINE_OK);
+    check_table(g, "a", "two");
     rig_destroy(g);
 }
 

@@ -200,7 +200,8 @@ static inline enum proto_code scan_element(struct scan *s)
 static enum proto_code scan_list(struct scan *s, int32_t level)
 {
     struct place_text place;
-    bool leaf = level == s->levels - 1;
+    /* No tensor has more levels than `index` has places: the recursion ends there by itself, whatever `levels` says. */
+    bool leaf = level == s->levels - 1 || level == PROTO_MAX_RANK - 1;
     size_t want = s->levels == 1 ? s->tensor->elements : (size_t)s->tensor->shape[level];
     size_t *index = &s->index[level];
     *index = 0;

@@ -4,6 +4,7 @@
  * weights and needs no device.
  */
 #include "engine/adapter.h"
+#include "engine/checkpoint.h"
 #include "engine/config.h"
 #include "engine/family.h"
 #include "engine/safetensors.h"
@@ -13,7 +14,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* "0-3,7" */
@@ -123,14 +123,13 @@ static enum engine_code check_adapter(int dir_fd, const char *path, const struct
 
 enum engine_code engine_check(const char *path, const struct engine_options *options, FILE *out)
 {
-    struct stat st;
     int dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir_fd < 0) {
         fprintf(out, "%s: %s\n", path, strerror(errno));
         return ENGINE_IO;
     }
     enum engine_code code;
-    if (!fstatat(dir_fd, "adapter_config.json", &st, 0))
+    if (checkpoint_is_adapter(dir_fd))
         code = check_adapter(dir_fd, path, options, out);
     else {
         struct engine_options own = *options;

@@ -181,6 +181,18 @@ static enum engine_code open_single(struct checkpoint *c, struct engine_error *e
     return ENGINE_OK;
 }
 
+bool checkpoint_is_adapter(int dir_fd)
+{
+    static const char *const of_adapter[] = {"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"};
+    struct stat st;
+    if (!fstatat(dir_fd, SINGLE, &st, 0) || !fstatat(dir_fd, INDEX, &st, 0))
+        return false;
+    for (size_t i = 0; i < sizeof of_adapter / sizeof of_adapter[0]; i++)
+        if (!fstatat(dir_fd, of_adapter[i], &st, 0))
+            return true;
+    return false;
+}
+
 enum engine_code checkpoint_open(const char *folder, struct checkpoint **out, struct engine_error *error)
 {
     struct checkpoint *c = calloc(1, sizeof *c);
@@ -196,7 +208,8 @@ enum engine_code checkpoint_open(const char *folder, struct checkpoint **out, st
     else if (!fstatat(c->dir_fd, INDEX, &st, 0))
         code = open_index(c, error);
     else
-        code = engine_fail(error, ENGINE_BAD_CHECKPOINT, "%.300s holds neither " SINGLE " nor " INDEX, folder);
+        code = engine_fail(error, ENGINE_BAD_CHECKPOINT, "%.300s holds neither " SINGLE " nor " INDEX "%s", folder,
+                           checkpoint_is_adapter(c->dir_fd) ? ": it is an adapter's folder, for --adapter or POST /adapters" : "");
     if (code) {
         checkpoint_close(c);
         return code;

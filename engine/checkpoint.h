@@ -12,6 +12,8 @@
 struct checkpoint;
 
 enum engine_code checkpoint_open(const char *folder, struct checkpoint **out, struct engine_error *error);
+/* Whether a folder has the files of a PEFT adapter, or one of them, and none of a checkpoint. */
+bool checkpoint_is_adapter(int dir_fd);
 void checkpoint_close(struct checkpoint *checkpoint); /* NULL is fine */
 
 int checkpoint_dir_fd(const struct checkpoint *checkpoint);

@@ -90,7 +90,7 @@ static int open_file(const struct source *source, const char *name, int *fd)
 }
 
 /* -1 and a fault when the file is not there or not a plain one. */
-static int open_plain(const struct source *source, const char *name, struct stat *st, struct peft_log *log)
+static int open_plain(const struct source *source, const char *name, struct stat *st, struct faults *log)
 {
     int fd, e = open_file(source, name, &fd);
     if (!e && fstat(fd, st)) {
@@ -99,25 +99,25 @@ static int open_plain(const struct source *source, const char *name, struct stat
     }
     if (e) {
         if (e == EXDEV || e == ELOOP)
-            peft_fault(log, ENGINE_FORBIDDEN_PATH, "%s is a link that leaves the adapter root", name);
+            faults_add(log, ENGINE_FORBIDDEN_PATH, "%s is a link that leaves the adapter root", name);
         else if (e == ENOENT)
-            peft_fault(log, ENGINE_BAD_ADAPTER, "the adapter's folder has no %s", name);
+            faults_add(log, ENGINE_BAD_ADAPTER, "the adapter's folder has no %s", name);
         else if (e == ESTALE)
-            peft_fault(log, ENGINE_IO, "%s: the adapter's folder is replaced again and again while it is read", name);
+            faults_add(log, ENGINE_IO, "%s: the adapter's folder is replaced again and again while it is read", name);
         else
-            peft_fault(log, e == ENOMEM || e == EMFILE || e == ENFILE ? ENGINE_OUT_OF_MEMORY : ENGINE_IO, "%s can't be opened: %s", name,
+            faults_add(log, e == ENOMEM || e == EMFILE || e == ENFILE ? ENGINE_OUT_OF_MEMORY : ENGINE_IO, "%s can't be opened: %s", name,
                        strerror(e));
         return -1;
     }
     if (!S_ISREG(st->st_mode)) {
         close(fd);
-        peft_fault(log, ENGINE_BAD_ADAPTER, "%s is not a regular file", name);
+        faults_add(log, ENGINE_BAD_ADAPTER, "%s is not a regular file", name);
         return -1;
     }
     return fd;
 }
 
-static bool read_config(const struct source *source, struct peft_config *config, struct peft_log *log)
+static bool read_config(const struct source *source, struct peft_config *config, struct faults *log)
 {
     struct stat st;
     int fd = open_plain(source, CONFIG_NAME, &st, log);
@@ -125,7 +125,7 @@ static bool read_config(const struct source *source, struct peft_config *config,
         return false;
     if (st.st_size > PEFT_MAX_CONFIG) {
         close(fd);
-        return peft_fault(log, ENGINE_BAD_ADAPTER, CONFIG_NAME " has %lld bytes; at most %d are allowed", (long long)st.st_size,
+        return faults_add(log, ENGINE_BAD_ADAPTER, CONFIG_NAME " has %lld bytes; at most %d are allowed", (long long)st.st_size,
                           PEFT_MAX_CONFIG) &&
                false;
     }
@@ -142,13 +142,13 @@ static bool read_config(const struct source *source, struct peft_config *config,
             e = errno;
     }
     close(fd);
-    bool on = e ? peft_fault(log, e == ENOMEM ? ENGINE_OUT_OF_MEMORY : ENGINE_IO, CONFIG_NAME " can't be read: %s", strerror(e)) && false
+    bool on = e ? faults_add(log, e == ENOMEM ? ENGINE_OUT_OF_MEMORY : ENGINE_IO, CONFIG_NAME " can't be read: %s", strerror(e)) && false
                 : peft_config_parse(text, have, config, log);
     free(text);
     return on;
 }
 
-static struct safetensors_file *open_model(const struct source *source, int64_t max_bytes, struct peft_log *log)
+static struct safetensors_file *open_model(const struct source *source, int64_t max_bytes, struct faults *log)
 {
     struct stat st;
     int fd, e = open_file(source, MODEL_NAME, &fd);
@@ -156,7 +156,7 @@ static struct safetensors_file *open_model(const struct source *source, int64_t 
         close(fd);
     if (e == ENOENT && !open_file(source, PICKLE_NAME, &fd)) {
         close(fd);
-        peft_fault(log, ENGINE_ADAPTER_UNSUPPORTED, PICKLE_NAME " is a pickle, which is not read; save the adapter as " MODEL_NAME);
+        faults_add(log, ENGINE_ADAPTER_UNSUPPORTED, PICKLE_NAME " is a pickle, which is not read; save the adapter as " MODEL_NAME);
         return NULL;
     }
     fd = open_plain(source, MODEL_NAME, &st, log);
@@ -164,13 +164,13 @@ static struct safetensors_file *open_model(const struct source *source, int64_t 
         return NULL;
     if (max_bytes > 0 && st.st_size > max_bytes) {
         close(fd);
-        peft_fault(log, ENGINE_TOO_LARGE, MODEL_NAME " has %lld bytes; the limit is %lld", (long long)st.st_size, (long long)max_bytes);
+        faults_add(log, ENGINE_TOO_LARGE, MODEL_NAME " has %lld bytes; the limit is %lld", (long long)st.st_size, (long long)max_bytes);
         return NULL;
     }
     struct safetensors_file *file = NULL;
     struct engine_error error;
     if (safetensors_open_fd(fd, MODEL_NAME, ENGINE_BAD_ADAPTER, &file, &error) != ENGINE_OK) {
-        peft_fault_error(log, &error);
+        faults_add_error(log, &error);
         return NULL;
     }
     return file;
@@ -181,7 +181,7 @@ static struct safetensors_file *open_model(const struct source *source, int64_t 
 struct reader {
     const struct safetensors_file *file;
     const struct model *model;
-    struct peft_log *log;
+    struct faults *log;
     struct adapter_data *data;
     uint16_t *next; /* unused part of data->memory; operand types have two bytes */
     char *piece; /* [READ_PIECE] bytes as they are in the file */
@@ -209,12 +209,12 @@ static bool read_tensor(struct reader *r, const struct safetensors_tensor *t, ui
         size_t n = count - at < step ? count - at : step;
         struct engine_error error;
         if (safetensors_read(r->file, t, (int64_t)(at * size), r->piece, n * size, &error) != ENGINE_OK)
-            return peft_fault_error(r->log, &error);
+            return faults_add_error(r->log, &error);
         uint16_t *to = dst ? dst + at : checked;
         dtype_convert(to, op, r->piece, type, n);
         for (size_t i = 0; i < n; i++)
             if (!is_finite(op, to[i]))
-                return peft_fault(r->log, ENGINE_BAD_ADAPTER, "tensor \"%s\": element %zu is %g, which is not finite as %s",
+                return faults_add(r->log, ENGINE_BAD_ADAPTER, "tensor \"%s\": element %zu is %g, which is not finite as %s",
                                   PEFT_QUOTE(t->name), at + i, (double)dtype_load_f32(r->piece + i * size, type), dtype_name(op));
     }
     return true;
@@ -300,7 +300,7 @@ static bool read_fused(struct reader *r, const struct peft_pair *pair, int32_t l
             r->fused_room[i] = r->fused[i] ? count : 0;
         }
         if (!r->fused[i])
-            return peft_fault(r->log, ENGINE_OUT_OF_MEMORY, "out of memory for tensor \"%s\"", PEFT_QUOTE(t[i]->name));
+            return faults_add(r->log, ENGINE_OUT_OF_MEMORY, "out of memory for tensor \"%s\"", PEFT_QUOTE(t[i]->name));
         if (!read_tensor(r, t[i], r->fused[i]))
             return false;
     }
@@ -336,7 +336,7 @@ static bool make_room(struct reader *r, const struct peft_plan *plan)
     r->data->memory = r->next = malloc(count ? count * sizeof *r->next : 1);
     r->piece = malloc(READ_PIECE + READ_PIECE);
     return (r->data->delta && r->data->memory && r->piece) ||
-           peft_fault(r->log, ENGINE_OUT_OF_MEMORY, "out of memory for an adapter of %zu values", count);
+           faults_add(r->log, ENGINE_OUT_OF_MEMORY, "out of memory for an adapter of %zu values", count);
 }
 
 static int compare_deltas(const void *pa, const void *pb)
@@ -366,23 +366,16 @@ static void read_values(struct reader *r, const struct peft_plan *plan)
 
 /* ---- the whole ------------------------------------------------------------------------------------------------- */
 
-static void note_what_is_missing(const struct reader *r, const struct peft_plan *plan, struct peft_log *log)
+static void note_what_is_missing(const struct reader *r, const struct peft_plan *plan, struct faults *log)
 {
     if (!plan->tensors)
-        peft_warn(log, "no tensor adapts a routed expert: rows with this adapter equal those of the base model");
+        faults_warn(log, "no tensor adapts a routed expert: rows with this adapter equal those of the base model");
     if (r->not_held)
-        peft_warn(log, "%lld tensors are for layers or experts that this server does not hold", (long long)r->not_held);
-    if (log->warnings_dropped) {
-        log->warning_count--;
-        free(log->warnings[log->warning_count]);
-        int32_t dropped = log->warnings_dropped + 1;
-        log->warnings_dropped = 0;
-        peft_warn(log, "%d more warnings", dropped);
-    }
+        faults_warn(log, "%lld tensors are for layers or experts that this server does not hold", (long long)r->not_held);
 }
 
 static void read_all(const struct source *source, const struct model *model, int64_t max_bytes, struct adapter_data *data,
-                     struct peft_log *log)
+                     struct faults *log)
 {
     struct peft_config config = {0};
     struct peft_plan plan = {0};
@@ -398,7 +391,7 @@ static void read_all(const struct source *source, const struct model *model, int
         data->tensors = plan.tensors;
         data->ignored = plan.ignored;
         read_values(&r, &plan);
-        if (log->first == ENGINE_OK)
+        if (!log->count)
             note_what_is_missing(&r, &plan, log);
     }
     peft_plan_finish(&plan);
@@ -412,16 +405,14 @@ static enum engine_code read_source(const struct source *source, const struct mo
     struct adapter_data *data = calloc(1, sizeof *data);
     if (!data)
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for an adapter");
-    struct peft_log log = {.report = report};
+    struct faults log = {.report = report};
     read_all(source, model, max_bytes, data, &log);
-    enum engine_code code = peft_log_result(&log, error);
+    enum engine_code code = faults_finish(&log, error);
     if (code != ENGINE_OK) {
-        peft_log_finish(&log);
         adapter_data_destroy(data);
         return code;
     }
-    data->warnings = log.warnings;
-    data->warning_count = log.warning_count;
+    data->warning_count = faults_take_warnings(&log, &data->warnings);
     *out = data;
     return ENGINE_OK;
 }

@@ -11,34 +11,12 @@
 #define EXPERTD_ENGINE_PEFT_H
 
 #include "engine/adapter.h"
+#include "engine/faults.h"
 #include "engine/pattern.h"
 #include "engine/safetensors.h"
 
 #define PEFT_MAX_CONFIG (4 << 20) /* bytes of adapter_config.json */
 #define PEFT_MAX_NAME 512 /* bytes of the name of a tensor that adapts experts */
-#define PEFT_MAX_WARNINGS 32
-
-/* ---- faults and warnings --------------------------------------------------------------------------------------- */
-
-/* Collects what is wrong. Without `report` the first fault ends the reading; with it each is printed and reading goes on
- * as far as it makes sense. */
-struct peft_log {
-    FILE *report;
-    enum engine_code first; /* ENGINE_OK while nothing is wrong */
-    struct engine_error error;
-    char **warnings;
-    int32_t warning_count, warnings_dropped;
-};
-
-/* True when reading may go on. */
-bool peft_fault(struct peft_log *log, enum engine_code code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* The same for a filled error. */
-bool peft_fault_error(struct peft_log *log, const struct engine_error *error);
-/* False: out of memory, noted as a fault. */
-bool peft_warn(struct peft_log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* What was found first. */
-enum engine_code peft_log_result(const struct peft_log *log, struct engine_error *error);
-void peft_log_finish(struct peft_log *log);
 
 /* Text of strangers for a message: cut to fit at a character's border. */
 struct peft_text {
@@ -61,7 +39,7 @@ struct peft_config {
 };
 
 /* Parses `len` bytes. Filled as far as it went even when faults were found; false when it makes no sense to go on. */
-bool peft_config_parse(const char *text, size_t len, struct peft_config *config, struct peft_log *log);
+bool peft_config_parse(const char *text, size_t len, struct peft_config *config, struct faults *log);
 void peft_config_finish(struct peft_config *config);
 
 /* Rank and scale of a module by r, lora_alpha and the patterns. *scale is left alone when the rank is unknown. */
@@ -119,7 +97,7 @@ struct peft_plan {
 };
 
 /* False when reading cannot go on; faults are in the log either way. */
-bool peft_plan_create(const struct safetensors_file *file, struct peft_config *config, const struct model *model, struct peft_log *log,
+bool peft_plan_create(const struct safetensors_file *file, struct peft_config *config, const struct model *model, struct faults *log,
                       struct peft_plan *out);
 void peft_plan_finish(struct peft_plan *plan);
 

@@ -111,7 +111,7 @@ static bool one_of(const char *key, const char *const *list, size_t n)
     return false;
 }
 
-static bool check_keys(json_t *root, struct peft_log *log)
+static bool check_keys(json_t *root, struct faults *log)
 {
     const char *key;
     json_t *value;
@@ -122,35 +122,35 @@ static bool check_keys(json_t *root, struct peft_log *log)
             if (!strcmp(key, refused[i].key)) {
                 known = true;
                 if (!is_off(value) &&
-                    !peft_fault(log, ENGINE_ADAPTER_UNSUPPORTED, "adapter_config.json: %s is %s, which is not supported: %s", key,
+                    !faults_add(log, ENGINE_ADAPTER_UNSUPPORTED, "adapter_config.json: %s is %s, which is not supported: %s", key,
                                 show(value).s, refused[i].why))
                     return false;
             }
         if (!known && !is_off(value) &&
-            !peft_warn(log, "adapter_config.json: %s is unknown and was not looked at (%s)", PEFT_QUOTE(key), show(value).s))
+            !faults_warn(log, "adapter_config.json: %s is unknown and was not looked at (%s)", PEFT_QUOTE(key), show(value).s))
             return false;
     }
     return true;
 }
 
-static bool check_features(json_t *root, struct peft_log *log)
+static bool check_features(json_t *root, struct faults *log)
 {
     const json_t *type = json_object_get(root, "peft_type");
-    if (!type && !peft_warn(log, "adapter_config.json has no peft_type; taken for LORA"))
+    if (!type && !faults_warn(log, "adapter_config.json has no peft_type; taken for LORA"))
         return false;
     if (type && (!json_is_string(type) || strcmp(json_string_value(type), "LORA")) &&
-        !peft_fault(log, ENGINE_ADAPTER_UNSUPPORTED, "adapter_config.json: peft_type is %s; only \"LORA\" is supported", show(type).s))
+        !faults_add(log, ENGINE_ADAPTER_UNSUPPORTED, "adapter_config.json: peft_type is %s; only \"LORA\" is supported", show(type).s))
         return false;
 
     const json_t *bias = json_object_get(root, "bias");
     if (bias && !is_off(bias) && (!json_is_string(bias) || strcmp(json_string_value(bias), "none")) &&
-        !peft_fault(log, ENGINE_ADAPTER_UNSUPPORTED, "adapter_config.json: bias is %s; only \"none\" is supported", show(bias).s))
+        !faults_add(log, ENGINE_ADAPTER_UNSUPPORTED, "adapter_config.json: bias is %s; only \"none\" is supported", show(bias).s))
         return false;
 
     const json_t *init = json_object_get(root, "init_lora_weights");
     for (size_t i = 0; json_is_string(init) && i < sizeof changing_inits / sizeof changing_inits[0]; i++)
         if (!strncasecmp(json_string_value(init), changing_inits[i], strlen(changing_inits[i])) &&
-            !peft_fault(log, ENGINE_ADAPTER_UNSUPPORTED,
+            !faults_add(log, ENGINE_ADAPTER_UNSUPPORTED,
                         "adapter_config.json: init_lora_weights is %s, which changes the base weights as well; save the adapter with "
                         "path_initial_model_for_weight_conversion",
                         show(init).s))
@@ -158,42 +158,42 @@ static bool check_features(json_t *root, struct peft_log *log)
 
     const json_t *alora = json_object_get(root, "alora_invocation_tokens");
     if (alora && !is_off(alora) &&
-        !peft_warn(log,
-                   "adapter_config.json has alora_invocation_tokens: rows before the invocation must be sent as rows of the base model"))
+        !faults_warn(log,
+                     "adapter_config.json has alora_invocation_tokens: rows before the invocation must be sent as rows of the base model"))
         return false;
     return true;
 }
 
-static bool read_rank(const json_t *v, const char *what, const char *key, int32_t *out, struct peft_log *log)
+static bool read_rank(const json_t *v, const char *what, const char *key, int32_t *out, struct faults *log)
 {
     if (!json_is_integer(v))
-        return peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json: %s%s is %s; expected an integer", what, key, show(v).s);
+        return faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json: %s%s is %s; expected an integer", what, key, show(v).s);
     json_int_t r = json_integer_value(v);
     if (r < 1)
-        return peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json: %s%s is %" JSON_INTEGER_FORMAT "; expected 1 to %d", what, key, r,
+        return faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json: %s%s is %" JSON_INTEGER_FORMAT "; expected 1 to %d", what, key, r,
                           KERNEL_MAX_RANK);
     if (r > KERNEL_MAX_RANK)
-        return peft_fault(log, ENGINE_ADAPTER_UNSUPPORTED, "adapter_config.json: %s%s is %" JSON_INTEGER_FORMAT "; at most %d is supported",
+        return faults_add(log, ENGINE_ADAPTER_UNSUPPORTED, "adapter_config.json: %s%s is %" JSON_INTEGER_FORMAT "; at most %d is supported",
                           what, key, r, KERNEL_MAX_RANK);
     *out = (int32_t)r;
     return true;
 }
 
-static bool read_alpha(const json_t *v, const char *what, const char *key, double *out, struct peft_log *log)
+static bool read_alpha(const json_t *v, const char *what, const char *key, double *out, struct faults *log)
 {
     if (!json_is_number(v) || !isfinite((float)json_number_value(v)))
-        return peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json: %s%s is %s; expected a number", what, key, show(v).s);
+        return faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json: %s%s is %s; expected a number", what, key, show(v).s);
     *out = json_number_value(v);
     return true;
 }
 
-static bool read_patterns(json_t *root, const char *field, bool rank, struct pattern_set *set, struct peft_log *log)
+static bool read_patterns(json_t *root, const char *field, bool rank, struct pattern_set *set, struct faults *log)
 {
     json_t *object = json_object_get(root, field), *value;
     if (!object || json_is_null(object))
         return true;
     if (!json_is_object(object))
-        return peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json: %s is %s; expected an object", field, show(object).s);
+        return faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json: %s is %s; expected an object", field, show(object).s);
     const char *key;
     json_object_foreach(object, key, value)
     {
@@ -205,38 +205,38 @@ static bool read_patterns(json_t *root, const char *field, bool rank, struct pat
             return false;
         struct engine_error error;
         enum engine_code code = pattern_set_add(set, key, rank ? r : number, &error);
-        if (code != ENGINE_OK && !peft_fault_error(log, &error))
+        if (code != ENGINE_OK && !faults_add_error(log, &error))
             return false;
     }
     return true;
 }
 
-static bool read_targets(json_t *root, struct peft_config *config, struct peft_log *log)
+static bool read_targets(json_t *root, struct peft_config *config, struct faults *log)
 {
     const json_t *modules = json_object_get(root, "target_modules"), *parameters = json_object_get(root, "target_parameters");
     if (modules && !json_is_null(modules) && !json_is_string(modules) && !json_is_array(modules) &&
-        !peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json: target_modules is %s; expected a list of names or an expression",
+        !faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json: target_modules is %s; expected a list of names or an expression",
                     show(modules).s))
         return false;
     if (!parameters || json_is_null(parameters))
         return true;
     if (!json_is_array(parameters))
-        return peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json: target_parameters is %s; expected a list of names",
+        return faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json: target_parameters is %s; expected a list of names",
                           show(parameters).s);
     size_t n = json_array_size(parameters);
     config->target_parameters = calloc(n ? n : 1, sizeof *config->target_parameters);
     if (!config->target_parameters)
-        return peft_fault(log, ENGINE_OUT_OF_MEMORY, "out of memory while reading target_parameters");
+        return faults_add(log, ENGINE_OUT_OF_MEMORY, "out of memory while reading target_parameters");
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(parameters, i);
         if (!json_is_string(v)) {
-            if (!peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json: target_parameters has %s; expected names", show(v).s))
+            if (!faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json: target_parameters has %s; expected names", show(v).s))
                 return false;
             continue;
         }
         char *name = strdup(json_string_value(v));
         if (!name)
-            return peft_fault(log, ENGINE_OUT_OF_MEMORY, "out of memory while reading target_parameters");
+            return faults_add(log, ENGINE_OUT_OF_MEMORY, "out of memory while reading target_parameters");
         config->target_parameters[config->target_parameter_count++] = name;
     }
     return true;
@@ -254,41 +254,41 @@ static void read_version(const json_t *root, struct peft_config *config)
     config->version_development = strstr(text, "dev") != NULL;
 }
 
-static bool read_numbers(json_t *root, struct peft_config *config, struct peft_log *log)
+static bool read_numbers(json_t *root, struct peft_config *config, struct faults *log)
 {
     json_t *r = json_object_get(root, "r"), *alpha = json_object_get(root, "lora_alpha"), *rslora = json_object_get(root, "use_rslora");
     config->ranks = pattern_set_create("rank_pattern");
     config->alphas = pattern_set_create("alpha_pattern");
     if (!config->ranks || !config->alphas)
-        return peft_fault(log, ENGINE_OUT_OF_MEMORY, "out of memory while reading adapter_config.json");
+        return faults_add(log, ENGINE_OUT_OF_MEMORY, "out of memory while reading adapter_config.json");
     /* A rank that could not be read stays 0, which no tensor is held against. */
-    if (r ? !read_rank(r, "r", "", &config->r, log) : !peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json has no r"))
+    if (r ? !read_rank(r, "r", "", &config->r, log) : !faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json has no r"))
         return false;
     if (alpha ? !read_alpha(alpha, "lora_alpha", "", &config->alpha, log)
-              : !peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json has no lora_alpha"))
+              : !faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json has no lora_alpha"))
         return false;
     if (rslora && !json_is_boolean(rslora) && !json_is_null(rslora) &&
-        !peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json: use_rslora is %s; expected true or false", show(rslora).s))
+        !faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json: use_rslora is %s; expected true or false", show(rslora).s))
         return false;
     config->rslora = json_is_true(rslora);
     return read_patterns(root, "rank_pattern", true, config->ranks, log) &&
            read_patterns(root, "alpha_pattern", false, config->alphas, log);
 }
 
-bool peft_config_parse(const char *text, size_t len, struct peft_config *config, struct peft_log *log)
+bool peft_config_parse(const char *text, size_t len, struct peft_config *config, struct faults *log)
 {
     json_error_t why;
     json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
     if (!root && (!why.text[0] || json_error_code(&why) == json_error_out_of_memory)) /* no text: it could not even begin */
-        return peft_fault(log, ENGINE_OUT_OF_MEMORY, "out of memory while reading adapter_config.json");
+        return faults_add(log, ENGINE_OUT_OF_MEMORY, "out of memory while reading adapter_config.json");
     if (!root)
-        return peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json, line %d: %s", why.line, PEFT_QUOTE(why.text)) && false;
+        return faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json, line %d: %s", why.line, PEFT_QUOTE(why.text)) && false;
     bool on;
     if (json_is_object(root)) {
         read_version(root, config);
         on = check_features(root, log) && check_keys(root, log) && read_numbers(root, config, log) && read_targets(root, config, log);
     } else {
-        on = peft_fault(log, ENGINE_BAD_ADAPTER, "adapter_config.json is not a JSON object") && false;
+        on = faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json is not a JSON object") && false;
     }
     json_decref(root);
     return on;

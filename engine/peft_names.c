@@ -150,3 +150,14 @@ void peft_name_parse(const char *tensor, struct peft_name *out)
     memcpy(out->module, name, (size_t)(module_end - name));
     out->module[module_end - name] = 0;
 }
+
+struct peft_text peft_quote(const char *text, size_t len)
+{
+    struct peft_text out;
+    size_t room = sizeof out.s - 4, n = len < room ? len : room;
+    while (n < len && n && ((unsigned char)text[n] & 0xc0) == 0x80)
+        n--;
+    memcpy(out.s, text, n);
+    memcpy(out.s + n, n < len ? "..." : "", n < len ? 4 : 1);
+    return out;
+}

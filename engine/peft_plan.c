@@ -21,7 +21,7 @@ struct item {
 struct planner {
     const struct model *model;
     struct peft_config *config;
-    struct peft_log *log;
+    struct faults *log;
     struct item *item;
     size_t items;
     struct peft_plan *plan;
@@ -61,29 +61,16 @@ static bool same_module(const struct item *a, const struct item *b)
 
 /* ---- collecting ------------------------------------------------------------------------------------------------ */
 
-static bool check_range(struct planner *p, const struct peft_name *name, const struct safetensors_tensor *t, bool *fits)
-{
-    *fits = name->layer < p->model->checkpoint_layers;
-    if (!*fits)
-        return peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" is for layer %lld; the model's last layer with experts is %lld",
-                          PEFT_QUOTE(t->name), (long long)name->layer, (long long)p->model->checkpoint_layers - 1);
-    *fits = name->kind != PEFT_LINEAR || name->expert < p->model->experts;
-    if (!*fits)
-        return peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" is for expert %lld; the model has experts 0 to %d",
-                          PEFT_QUOTE(t->name), (long long)name->expert, p->model->experts - 1);
-    return true;
-}
-
 static bool check_tensor(struct planner *p, const struct safetensors_tensor *t, bool *fits)
 {
     enum dtype type;
     *fits = safetensors_dtype_float(t->dtype, &type);
     if (!*fits)
-        return peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" is of type %s; expected F32, F16 or BF16", PEFT_QUOTE(t->name),
+        return faults_add(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" is of type %s; expected F32, F16 or BF16", PEFT_QUOTE(t->name),
                           safetensors_dtype_name(t->dtype));
     *fits = t->rank == 2;
     if (!*fits)
-        return peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" has shape %s; expected two dimensions", PEFT_QUOTE(t->name),
+        return faults_add(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" has shape %s; expected two dimensions", PEFT_QUOTE(t->name),
                           shape_text(t).s);
     return true;
 }
@@ -96,7 +83,7 @@ static bool collect(struct planner *p, const struct safetensors_file *file)
     bool have_adapter = false;
     p->item = calloc(n ? n : 1, sizeof *p->item);
     if (!p->item)
-        return peft_fault(p->log, ENGINE_OUT_OF_MEMORY, "out of memory for the names of %zu tensors", n);
+        return faults_add(p->log, ENGINE_OUT_OF_MEMORY, "out of memory for the names of %zu tensors", n);
     for (size_t i = 0; i < n; i++) {
         const struct safetensors_tensor *t = safetensors_at(file, i);
         struct peft_name name;
@@ -108,13 +95,13 @@ static bool collect(struct planner *p, const struct safetensors_file *file)
         }
         p->plan->tensors++;
         if (name.kind == PEFT_UNKNOWN) {
-            if (!peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" seems to adapt routed experts but its name can't be understood: %s",
+            if (!faults_add(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" seems to adapt routed experts but its name can't be understood: %s",
                             PEFT_QUOTE(t->name), name.why))
                 return false;
             continue;
         }
         if (have_adapter && strcmp(adapter, name.adapter)) {
-            if (!peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" belongs to adapter \"%s\", others of the file to \"%s\"",
+            if (!faults_add(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" belongs to adapter \"%s\", others of the file to \"%s\"",
                             PEFT_QUOTE(t->name), PEFT_QUOTE(name.adapter), PEFT_QUOTE(adapter)))
                 return false;
             continue;
@@ -122,16 +109,93 @@ static bool collect(struct planner *p, const struct safetensors_file *file)
         have_adapter = true;
         memcpy(adapter, name.adapter, sizeof adapter);
         bool fits;
-        if (!check_range(p, &name, t, &fits) || (fits && !check_tensor(p, t, &fits)))
+        if (!check_tensor(p, t, &fits))
             return false;
         if (fits)
             p->item[p->items++] = (struct item){t, name.layer, (int32_t)name.expert,
                                                 name.kind == PEFT_LINEAR ? (int32_t)name.projection : (int32_t)name.fused, name.b};
     }
     qsort(p->item, p->items, sizeof *p->item, compare_items);
-    if (foreign && !peft_warn(p->log, "%lld tensors adapt experts outside the decoder's layers and were not looked at", (long long)foreign))
+    if (foreign &&
+        !faults_warn(p->log, "%lld tensors adapt experts outside the decoder's layers and were not looked at", (long long)foreign))
         return false;
     return true;
+}
+
+/* ---- an adapter of another model ------------------------------------------------------------------------------- */
+
+/* A size of the model that the adapter was made for: what is left of the candidates after all tensors that show it. */
+struct size {
+    int64_t candidate[2];
+    int candidates;
+    int64_t tensors;
+};
+
+static void narrow_size(struct size *s, int64_t a, int64_t b)
+{
+    int kept = 0;
+    if (!s->tensors++) {
+        *s = (struct size){{a, b}, a == b ? 1 : 2, 1};
+        return;
+    }
+    for (int i = 0; i < s->candidates; i++)
+        if (s->candidate[i] == a || s->candidate[i] == b)
+            s->candidate[kept++] = s->candidate[i];
+    s->candidates = kept;
+}
+
+/* One tensor alone may as well be at fault itself. */
+static bool expect_size(struct planner *p, const struct size *s, const char *what, int32_t ours)
+{
+    if (s->tensors < 2 || !s->candidates || s->candidate[0] == ours || (s->candidates > 1 && s->candidate[1] == ours))
+        return true;
+    char or_so[32] = "";
+    if (s->candidates > 1)
+        snprintf(or_so, sizeof or_so, " or %lld", (long long)s->candidate[1]);
+    return faults_add(p->log, ENGINE_BAD_ADAPTER, "the adapter is made for another %s (%lld%s, here %d)", what, (long long)s->candidate[0],
+                      or_so, ours);
+}
+
+/* Where all tensors agree on a size that is not the model's, one sentence says more than one about each of them. */
+static bool check_sizes(struct planner *p)
+{
+    struct size hidden = {0}, inter = {0};
+    int64_t before = p->log->count;
+    for (size_t i = 0; i < p->items; i++) {
+        const struct item *item = &p->item[i], *next = item + 1;
+        const int64_t *shape = item->tensor->shape, size = item->b ? shape[0] : shape[1];
+        if (item->expert >= 0)
+            narrow_size((item->slot == KERNEL_DOWN) == item->b ? &hidden : &inter, size, size);
+        else if (!item->b && i + 1 < p->items && same_module(item, next) && next->b)
+            narrow_size(&hidden, size, next->tensor->shape[0]); /* one of the two, whatever it adapts and however it lies */
+    }
+    return expect_size(p, &hidden, "hidden size", p->model->dims.hidden) &&
+           expect_size(p, &inter, "intermediate size", p->model->dims.inter) && p->log->count == before;
+}
+
+/* Takes out what is beyond the model's layers and experts, with one fault for all of a kind. */
+static bool check_ranges(struct planner *p)
+{
+    const struct item *items = p->item;
+    struct item layer = {0}, expert = {0};
+    size_t kept = 0, layers = 0, experts = 0;
+    for (size_t i = 0; i < p->items; i++) {
+        bool beyond_layers = items[i].layer >= p->model->checkpoint_layers, beyond_experts = items[i].expert >= p->model->experts;
+        if (beyond_layers && !layers++)
+            layer = items[i];
+        if (beyond_experts && !experts++)
+            expert = items[i];
+        if (!beyond_layers && !beyond_experts)
+            p->item[kept++] = items[i];
+    }
+    p->items = kept;
+    if (layers && !faults_add(p->log, ENGINE_BAD_ADAPTER,
+                              "tensor \"%s\" is for layer %lld; the model's last layer with experts is %lld; tensors beyond it: %zu",
+                              PEFT_QUOTE(layer.tensor->name), (long long)layer.layer, (long long)p->model->checkpoint_layers - 1, layers))
+        return false;
+    return !experts ||
+           faults_add(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" is for expert %d; the model has experts 0 to %d; tensors beyond them: %zu",
+                      PEFT_QUOTE(expert.tensor->name), expert.expert, p->model->experts - 1, experts);
 }
 
 /* ---- pairing --------------------------------------------------------------------------------------------------- */
@@ -161,7 +225,7 @@ static bool resolve_fused(struct planner *p, const struct item *item, bool outer
     case PEFT_INNER:
         *out = KERNEL_GATE;
         *known = outer;
-        return outer || peft_fault(p->log, ENGINE_BAD_ADAPTER,
+        return outer || faults_add(p->log, ENGINE_BAD_ADAPTER,
                                    "tensor \"%s\" has none without base_layer beside it, so that its parameter is unknown",
                                    PEFT_QUOTE(item->tensor->name));
     default: break;
@@ -175,7 +239,7 @@ static bool resolve_fused(struct planner *p, const struct item *item, bool outer
     if (gate_up)
         *out = KERNEL_GATE;
     *known = gate_up != down;
-    return *known || peft_fault(p->log, ENGINE_BAD_ADAPTER,
+    return *known || faults_add(p->log, ENGINE_BAD_ADAPTER,
                                 "tensor \"%s\": target_parameters of adapter_config.json names %s gate_up_proj and "
                                 "down_proj of its module, so that its parameter is unknown",
                                 PEFT_QUOTE(item->tensor->name), gate_up ? "both" : "neither");
@@ -195,10 +259,10 @@ static bool find_scale(struct planner *p, const struct item *item, struct peft_p
     struct engine_error error;
     if (peft_config_scale(p->config, module, &pair->rank, &pair->scale, &error) != ENGINE_OK) {
         pair->rank = 0;
-        return peft_fault_error(p->log, &error);
+        return faults_add_error(p->log, &error);
     }
     if (!isfinite(pair->scale))
-        return peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\": lora_alpha over its rank %d is not finite",
+        return faults_add(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\": lora_alpha over its rank %d is not finite",
                           PEFT_QUOTE(item->tensor->name), pair->rank);
     return true;
 }
@@ -208,7 +272,7 @@ static bool expect_shape(struct planner *p, const struct safetensors_tensor *t, 
     if (t->shape[0] == rows && t->shape[1] == cols)
         return true;
     *fits = false;
-    return peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" has shape %s; expected [%lld, %lld]: %s", PEFT_QUOTE(t->name),
+    return faults_add(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" has shape %s; expected [%lld, %lld]: %s", PEFT_QUOTE(t->name),
                       shape_text(t).s, (long long)rows, (long long)cols, what);
 }
 
@@ -233,7 +297,7 @@ static bool check_fused(struct planner *p, struct peft_pair *pair, bool *fits, b
     pair->swapped = swapped;
     *fits = (normal || swapped) && pair->a->shape[0] == ranks && pair->b->shape[1] == ranks;
     if (!*fits)
-        return peft_fault(
+        return faults_add(
             p->log, ENGINE_BAD_ADAPTER,
             "tensors \"%s\" of shape %s and lora_B of shape %s don't fit %s; expected [%lld, %lld] and [%lld, %lld], or [%lld, %lld] "
             "and [%lld, %lld]: %d experts of rank %d by adapter_config.json",
@@ -285,7 +349,7 @@ static bool pair_up(struct planner *p)
         }
         for (; i < p->items && same_module(first, &p->item[i]); i++) {
             const struct item *item = &p->item[i], **side = item->b ? &b : &a;
-            if (*side && !peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensors \"%s\" and \"%s\" are both lora_%c of one module",
+            if (*side && !faults_add(p->log, ENGINE_BAD_ADAPTER, "tensors \"%s\" and \"%s\" are both lora_%c of one module",
                                      PEFT_QUOTE((*side)->tensor->name), PEFT_QUOTE(item->tensor->name), item->b ? 'B' : 'A'))
                 return false;
             *side = item;
@@ -293,7 +357,7 @@ static bool pair_up(struct planner *p)
         if (a && b) {
             if (!add_pair(p, a, b, outer, inner))
                 return false;
-        } else if (!peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" has no lora_%c beside it", PEFT_QUOTE((a ? a : b)->tensor->name),
+        } else if (!faults_add(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" has no lora_%c beside it", PEFT_QUOTE((a ? a : b)->tensor->name),
                                a ? 'B' : 'A')) {
             return false;
         }
@@ -329,7 +393,7 @@ static bool orient(struct planner *p)
         if (!p->ambiguous[i])
             continue;
         const char *why = choose_orientation(p, &pair->swapped);
-        if (why && !peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" fits %s both as it is and transposed, and %s",
+        if (why && !faults_add(p->log, ENGINE_BAD_ADAPTER, "tensor \"%s\" fits %s both as it is and transposed, and %s",
                                PEFT_QUOTE(pair->a->name), parameter_names[pair->projection], why))
             return false;
     }
@@ -345,7 +409,7 @@ static bool check_overlap(struct planner *p)
         if (!i || pair->layer != pair[-1].layer)
             memset(fused, 0, sizeof fused);
         const struct peft_pair *other = fused[pair->projection == KERNEL_UP ? KERNEL_GATE : pair->projection];
-        if (other && !peft_fault(p->log, ENGINE_BAD_ADAPTER, "tensors \"%s\" and \"%s\" adapt the same projection of the same expert",
+        if (other && !faults_add(p->log, ENGINE_BAD_ADAPTER, "tensors \"%s\" and \"%s\" adapt the same projection of the same expert",
                                  PEFT_QUOTE(other->a->name), PEFT_QUOTE(pair->a->name)))
             return false;
         if (pair->expert < 0)
@@ -354,7 +418,7 @@ static bool check_overlap(struct planner *p)
     return true;
 }
 
-bool peft_plan_create(const struct safetensors_file *file, struct peft_config *config, const struct model *model, struct peft_log *log,
+bool peft_plan_create(const struct safetensors_file *file, struct peft_config *config, const struct model *model, struct faults *log,
                       struct peft_plan *out)
 {
     struct planner p = {.model = model, .config = config, .log = log, .plan = out};
@@ -363,9 +427,9 @@ bool peft_plan_create(const struct safetensors_file *file, struct peft_config *c
     if (on) {
         out->pair = calloc(p.items ? p.items : 1, sizeof *out->pair);
         p.ambiguous = calloc(p.items ? p.items : 1, sizeof *p.ambiguous);
-        on = (out->pair && p.ambiguous) || peft_fault(log, ENGINE_OUT_OF_MEMORY, "out of memory for %zu tensors", p.items);
+        on = (out->pair && p.ambiguous) || faults_add(log, ENGINE_OUT_OF_MEMORY, "out of memory for %zu tensors", p.items);
     }
-    on = on && pair_up(&p) && orient(&p) && check_overlap(&p);
+    on = on && check_sizes(&p) && check_ranges(&p) && pair_up(&p) && orient(&p) && check_overlap(&p);
     free(p.item);
     free(p.ambiguous);
     return on;

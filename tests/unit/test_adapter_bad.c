@@ -278,6 +278,29 @@ static void shapes(void **state)
     scratch_finish(&s);
 }
 
+static void made_for_another_model(void **state)
+{
+    (void)state;
+    BAD("the adapter is made for another hidden size (16, here 8)", {"experts.0.w1.lora_A.weight", 2, 16, NULL},
+        {"experts.0.w1.lora_B.weight", 6, 2, NULL}, {"experts.9.w2.lora_A.weight", 2, 6, NULL},
+        {"experts.9.w2.lora_B.weight", 16, 2, NULL});
+    BAD("the adapter is made for another intermediate size (5, here 6)", {"experts.0.w1.lora_A.weight", 2, 8, NULL},
+        {"experts.0.w1.lora_B.weight", 5, 2, NULL}, {"experts.1.w2.lora_A.weight", 2, 5, NULL}, {"experts.1.w2.lora_B.weight", 8, 2, NULL});
+    BAD("the adapter is made for another hidden size (9, here 8)", {"experts.base_layer.lora_A.weight", 8, 9, NULL},
+        {"experts.base_layer.lora_B.weight", 12, 8, NULL}, {"experts.lora_A.weight", 8, 6, NULL}, {"experts.lora_B.weight", 9, 8, NULL});
+    BAD("the adapter is made for another hidden size (9 or 12, here 8)",
+        {"!base_model.model.model.layers.0.block_sparse_moe.input_linear.lora_A.weight", 8, 9, NULL},
+        {"!base_model.model.model.layers.0.block_sparse_moe.input_linear.lora_B.weight", 12, 8, NULL},
+        {"!base_model.model.model.layers.2.block_sparse_moe.input_linear.lora_A.weight", 8, 9, NULL},
+        {"!base_model.model.model.layers.2.block_sparse_moe.input_linear.lora_B.weight", 12, 8, NULL});
+    /* not all tensors agree: each is looked at */
+    BAD("experts.1.w1.lora_A.weight\" has shape [2, 16]; expected [2, 8]", {"experts.0.w1.lora_A.weight", 2, 8, NULL},
+        {"experts.0.w1.lora_B.weight", 6, 2, NULL}, {"experts.1.w1.lora_A.weight", 2, 16, NULL},
+        {"experts.1.w1.lora_B.weight", 6, 2, NULL});
+    BAD("is for expert 4; the model has experts 0 to 3; tensors beyond them: 4", {"experts.4.w1.lora_A.weight", 2, 8, NULL},
+        {"experts.4.w1.lora_B.weight", 6, 2, NULL}, {"experts.5.w1.lora_A.weight", 2, 8, NULL}, {"experts.5.w1.lora_B.weight", 6, 2, NULL});
+}
+
 static void fused_parameters_without_a_name(void **state)
 {
     (void)state;
@@ -392,6 +415,7 @@ int main(void)
         cmocka_unit_test(halves),
         cmocka_unit_test(doubles),
         cmocka_unit_test(shapes),
+        cmocka_unit_test(made_for_another_model),
         cmocka_unit_test(fused_parameters_without_a_name),
         cmocka_unit_test(values),
         cmocka_unit_test(reports),

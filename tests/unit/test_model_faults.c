@@ -227,6 +227,14 @@ static void check_prints_what_it_would_serve(void **state)
     assert_int_equal(engine_check(FIXTURES "/gpt_oss/adapter_peft3d_0", &(struct engine_options){.model = FIXTURES "/mixtral"}, out),
                      ENGINE_BAD_ADAPTER);
     assert_int_equal(engine_check(FIXTURES "/gpt_oss/adapter_peft3d_0", &(struct engine_options){0}, out), ENGINE_OK);
+    assert_int_equal(
+        engine_check(FIXTURES "/gpt_oss/adapter_peft3d_0", &(struct engine_options){.model = FIXTURES "/gpt_oss/adapter_peft3d_0"}, out),
+        ENGINE_BAD_CHECKPOINT);
+    struct scratch half;
+    scratch_init(&half);
+    scratch_write_text(&half, "adapter_model.safetensors", "x");
+    assert_int_equal(engine_check(half.path, &(struct engine_options){0}, out), ENGINE_IO);
+    scratch_finish(&half);
     assert_int_equal(engine_check("/nowhere/at/all", &(struct engine_options){0}, out), ENGINE_IO);
     fclose(out);
     static const char *const want[] = {"family: llama4_text",          "layers: 3 (0,2-3)",
@@ -234,6 +242,7 @@ static void check_prints_what_it_would_serve(void **state)
                                        "multiplies the input",         "tensors: 6 used, 6 ignored",
                                        "adapted experts: 8",           "projections: gate up down",
                                        "not fit to be installed",      "give --model",
+                                       "it is an adapter's folder",    "adapter_config.json",
                                        "/nowhere/at/all: No such file"};
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++)
         if (!strstr(text, want[i]))

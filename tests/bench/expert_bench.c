@@ -6,6 +6,7 @@
 #include "tests/bench/kernel.h"
 #include "tests/bench/load.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,6 +16,11 @@ int main(int argc, char **argv)
         return load_main(argc - 1, argv + 1);
     if (argc >= 2 && !strcmp(argv[1], "kernel"))
         return kernel_main(argc - 1, argv + 1);
-    fputs("usage: expert-bench load|kernel [OPTIONS]\n", stderr);
-    return 2;
+    bool help = argc == 2 && !strcmp(argv[1], "--help");
+    fputs("usage: expert-bench load [OPTIONS]    a running server over HTTP\n"
+          "       expert-bench kernel [OPTIONS]  one layer on a GPU, in builds with CUDA\n"
+          "\n"
+          "Either lists its options with --help.\n",
+          help ? stdout : stderr);
+    return help ? 0 : 2;
 }

@@ -493,7 +493,7 @@ static void run_one(struct bench *b, int rows, enum kernel_path path, bool adapt
 
 /* ---- the command line ---------------------------------------------------------------------------------- */
 
-static int usage(void)
+static int usage(FILE *out, int status)
 {
     fputs("usage: expert-bench kernel [OPTIONS]\n"
           "  --shape LIST      olmoe64, qwen3-30b, mixtral, dsv3, or E:K:H:I (default olmoe64)\n"
@@ -506,9 +506,10 @@ static int usage(void)
           "  --bandwidth TB/s, --rate TFLOP/s   the limits that the floor is drawn from (default 4.57, 790)\n"
           "  --steps           also the time of each step\n"
           "  --no-check        no comparison with the reference\n"
-          "  --csv FILE        one line a measurement\n",
-          stderr);
-    return 2;
+          "  --csv FILE        one line a measurement\n"
+          "  --help            print this\n",
+          out);
+    return status;
 }
 
 static bool parse_shapes(struct settings *s, char *list)
@@ -545,19 +546,13 @@ static bool parse_rows(struct settings *s, char *list)
 int kernel_main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"shape", required_argument, NULL, 's'},
-        {"rows", required_argument, NULL, 't'},
-        {"path", required_argument, NULL, 'p'},
-        {"adapters", required_argument, NULL, 'a'},
-        {"rank", required_argument, NULL, 'r'},
-        {"code", required_argument, NULL, 'c'},
-        {"sets", required_argument, NULL, 'n'},
-        {"steps", no_argument, NULL, 'S'},
-        {"no-check", no_argument, NULL, 'C'},
-        {"bandwidth", required_argument, NULL, 'b'},
-        {"rate", required_argument, NULL, 'f'},
-        {"csv", required_argument, NULL, 'o'},
-        {NULL, 0, NULL, 0},
+        {"shape", required_argument, NULL, 's'}, {"rows", required_argument, NULL, 't'},
+        {"path", required_argument, NULL, 'p'},  {"adapters", required_argument, NULL, 'a'},
+        {"rank", required_argument, NULL, 'r'},  {"code", required_argument, NULL, 'c'},
+        {"sets", required_argument, NULL, 'n'},  {"steps", no_argument, NULL, 'S'},
+        {"no-check", no_argument, NULL, 'C'},    {"bandwidth", required_argument, NULL, 'b'},
+        {"rate", required_argument, NULL, 'f'},  {"csv", required_argument, NULL, 'o'},
+        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
     };
     char default_rows[] = "1,8,32,128,512,2048,8192", default_shape[] = "olmoe64";
     struct settings s = {.path = "auto", .rank = 16, .sets = MOST_SETS, .check = true, .bandwidth = 4.57e12, .rate = 790e12};
@@ -576,7 +571,8 @@ int kernel_main(int argc, char **argv)
         case 'b': s.bandwidth = atof(optarg) * 1e12; break;
         case 'f': s.rate = atof(optarg) * 1e12; break;
         case 'o': s.csv = optarg; break;
-        default: return usage();
+        case 'h': return usage(stdout, 0);
+        default: return usage(stderr, 2);
         }
     }
     bool both = !strcmp(s.path, "both"), known = both || !strcmp(s.path, "auto") || !strcmp(s.path, "decode") || !strcmp(s.path, "prefill");
@@ -584,7 +580,7 @@ int kernel_main(int argc, char **argv)
         parse_shapes(&s, default_shape);
     if (!good || !known || optind != argc || s.sets < 1 || s.sets > MOST_SETS || s.adapters < 0 || s.adapters > 1024 || s.rank < 1 ||
         s.rank > KERNEL_MAX_RANK || s.bandwidth <= 0 || s.rate <= 0)
-        return usage();
+        return usage(stderr, 2);
     char why[256];
     struct bench b = {.settings = &s, .table = kernels_cuda(s.code, 0, why, sizeof why)};
     if (!b.table) {

@@ -285,16 +285,30 @@ static void *work(void *arg)
     return NULL;
 }
 
+/* "load: GET /moe/model: 503 not_ready: the model is being loaded" */
+static void report_refusal(const char *target, const struct http_reply *reply)
+{
+    json_t *tree = json_loadb(reply->body, reply->length, 0, NULL);
+    const char *code = json_string_value(json_object_get(tree, "code")), *sentence = json_string_value(json_object_get(tree, "error"));
+    if (code && sentence)
+        fprintf(stderr, "load: GET %s: %d %s: %s\n", target, reply->status, code, sentence);
+    else
+        fprintf(stderr, "load: GET %s: %d %.*s\n", target, reply->status, (int)(reply->length < 200 ? reply->length : 200), reply->body);
+    json_decref(tree);
+}
+
 static json_t *get_json(const struct settings *s, const char *target)
 {
     struct http_client client;
     struct http_reply reply;
     json_t *tree = NULL;
     http_client_init(&client, s->url, s->key);
-    if (http_client_call(&client, "GET", target, NULL, 0, -1, &reply) && reply.status == 200)
-        tree = json_loadb(reply.body, reply.length, 0, NULL);
-    else
-        fprintf(stderr, "load: GET %s at %s failed\n", target, s->url);
+    if (!http_client_call(&client, "GET", target, NULL, 0, -1, &reply))
+        fprintf(stderr, "load: GET %s: no answer from %s; is the server up?\n", target, s->url);
+    else if (reply.status != 200)
+        report_refusal(target, &reply);
+    else if (!(tree = json_loadb(reply.body, reply.length, 0, NULL)))
+        fprintf(stderr, "load: GET %s at %s: the answer is not JSON\n", target, s->url);
     http_client_finish(&client);
     return tree;
 }
@@ -400,12 +414,30 @@ static int report(const struct settings *s, const struct worker *workers, double
     return failed || different || !total;
 }
 
-static void usage(void)
+static void usage(FILE *out)
 {
-    fputs("usage: expert-bench load [--url http://127.0.0.1:8080 | unix:PATH] [--api-key KEY] [--clients 1] [--rows 32] [--k top_k]\n"
-          "  [--layer first] [--mode auto|decode|prefill] [--dtype BF16|FP16|FP32] [--encoding binary|json] [--adapters none|all|A,B,...]\n"
-          "  [--base-percent 0] [--duration 10] [--warmup 2] [--csv]\n",
-          stderr);
+    fputs("usage: expert-bench load [OPTIONS]\n"
+          "\n"
+          "Posts batches to a running server as fast as it answers them, and compares each reply with the first one to the same request.\n"
+          "\n"
+          "  --url URL            http://HOST:PORT or unix:PATH; default http://127.0.0.1:8080\n"
+          "  --api-key KEY        bearer key, where the server wants one\n"
+          "  --clients N          connections, each with one request at a time; default 1\n"
+          "  --rows N             rows of a request; default 32\n"
+          "  --k N                experts of a row; default what the model says\n"
+          "  --layer N            default the first that the server holds\n"
+          "  --mode MODE          auto (default), decode or prefill\n"
+          "  --dtype TYPE         BF16 (default), FP16 or FP32\n"
+          "  --encoding ENCODING  binary (default) or json\n"
+          "  --adapters WHICH     none (default), all that are installed, or names A,B,...: each row draws one\n"
+          "  --base-percent N     of the rows, in percent, that use none; default 0\n"
+          "  --duration S         seconds that are counted; default 10\n"
+          "  --warmup S           seconds before them; default 2\n"
+          "  --csv                a header and one line of figures instead of sentences\n"
+          "  --help               print this\n"
+          "\n"
+          "The exit status is 0 when there were answers, none failed and all repeated bit for bit.\n",
+          out);
 }
 
 int load_main(int argc, char **argv)
@@ -421,9 +453,10 @@ int load_main(int argc, char **argv)
                          .duration = 10,
                          .warmup = 2};
     static const struct option names[] = {
-        {"url", 1, 0, 'u'},          {"api-key", 1, 0, 'a'},  {"clients", 1, 0, 'c'}, {"rows", 1, 0, 'r'},     {"k", 1, 0, 'k'},
-        {"layer", 1, 0, 'l'},        {"mode", 1, 0, 'm'},     {"dtype", 1, 0, 't'},   {"encoding", 1, 0, 'e'}, {"adapters", 1, 0, 'A'},
-        {"base-percent", 1, 0, 'b'}, {"duration", 1, 0, 'd'}, {"warmup", 1, 0, 'w'},  {"csv", 0, 0, 'C'},      {0, 0, 0, 0}};
+        {"url", 1, 0, 'u'},      {"api-key", 1, 0, 'a'},  {"clients", 1, 0, 'c'},      {"rows", 1, 0, 'r'},
+        {"k", 1, 0, 'k'},        {"layer", 1, 0, 'l'},    {"mode", 1, 0, 'm'},         {"dtype", 1, 0, 't'},
+        {"encoding", 1, 0, 'e'}, {"adapters", 1, 0, 'A'}, {"base-percent", 1, 0, 'b'}, {"duration", 1, 0, 'd'},
+        {"warmup", 1, 0, 'w'},   {"csv", 0, 0, 'C'},      {"help", 0, 0, 'h'},         {0, 0, 0, 0}};
     bool ok = true;
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
@@ -441,6 +474,7 @@ int load_main(int argc, char **argv)
         case 'd': s.duration = atof(optarg); break;
         case 'w': s.warmup = atof(optarg); break;
         case 'C': s.csv = true; break;
+        case 'h': usage(stdout); return 0;
         default: ok = false;
         }
     }
@@ -448,7 +482,7 @@ int load_main(int argc, char **argv)
     ok &= optind == argc && s.clients > 0 && s.clients <= 4096 && s.rows > 0 && s.duration > 0 && s.warmup >= 0 &&
           http_client_init(&probe, s.url, s.key) && (!strcmp(s.encoding, "binary") || !strcmp(s.encoding, "json"));
     if (!ok) {
-        usage();
+        fputs("expert-bench load: an option is unknown or its value makes no sense; --help lists them\n", stderr);
         return 2;
     }
     if (!ask_server(&s))

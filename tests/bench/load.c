@@ -164,10 +164,12 @@ static bool build_body(const struct settings *s, const struct tensors *t, struct
     fflush(out);
     b->json_length = binary ? (long)b->length : -1;
     if (binary) {
-        for (size_t i = 0; i < cells; i++) {
-            unsigned char element[4];
-            dtype_store_f32(element, s->dtype, t->hidden[i]);
-            fwrite(element, 1, size, out);
+        unsigned char row[4096]; /* a write an element would take longer than the load */
+        size_t step = sizeof row / size;
+        for (size_t i = 0; i < cells; i += step) {
+            size_t n = cells - i < step ? cells - i : step;
+            dtype_convert(row, s->dtype, t->hidden + i, DTYPE_FP32, n);
+            fwrite(row, size, n, out);
         }
         fwrite(t->experts, 4, slots, out);
         fwrite(t->weights, 4, slots, out);

@@ -3,10 +3,12 @@
 """Load with adapters coming and going: memory must stay where it is, and every answer must stay right.
 
     soak.py --expertd build/server/expertd --bench build/tests/bench/expert-bench [--seconds 600] [--clients 4] [--rows 32] [--device cpu]
+            [--fixture qwen3_moe] [--golden]
 
 Serves a fixture with two adapters that the load uses (expert-bench checks each reply's bits against the first of its kind) while three more names
 are installed, replaced, uploaded and removed all the time. Prints resident memory over time; exits 1 when it grew by more than
 --growth MiB from the first third to the end, when it is past what weights and adapters explain by more than 256 MiB, or when anything failed.
+With --golden, tools/golden_http.py (needs numpy) goes through the fixture meanwhile, and has to find every value where it belongs.
 """
 import argparse
 import os
@@ -63,12 +65,14 @@ def main():
     p.add_argument("--clients", type=int, default=4)
     p.add_argument("--rows", type=int, default=32)
     p.add_argument("--device", default="cpu")
+    p.add_argument("--golden", action="store_true")
     p.add_argument("--growth", type=float, default=8, help="MiB")
     a = p.parse_args()
     harness.EXPERTD = a.expertd
     samples, faults, counts = [], [], {"changes": 0}
     with harness.Server("--log-level", "warning", "--device", a.device, fixture_name=a.fixture) as server:
-        for name, path in (("kept-0", "adapter_2d_0"), ("kept-1", "adapter_peft3d_0")):
+        sources = sorted(d for d in os.listdir(harness.fixture(a.fixture)) if d.startswith("adapter_"))
+        for name, path in (("kept-0", sources[0]), ("kept-1", sources[-1])):
             reply = server.call("POST", "/adapters", {"name": name, "path": path})
             assert reply.status == 201, reply
         load = subprocess.Popen([a.bench, "load", "--url", server.urls[0], "--clients", str(a.clients), "--rows", str(a.rows), "--adapters",
@@ -77,11 +81,17 @@ def main():
         thread = threading.Thread(target=churn, args=(server, a.fixture, stop, counts, faults))
         thread.start()
         start = time.monotonic()
+        golden = None
+        if a.golden:
+            tool = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tools", "golden_http.py")
+            golden = subprocess.Popen([sys.executable, tool, "--url", server.urls[0], harness.fixture(a.fixture)])
         while load.poll() is None:
             time.sleep(max(0.5, a.seconds / 60))
             samples.append((time.monotonic() - start, resident_mib(server.process.pid), descriptors(server.process.pid)))
             if time.monotonic() - start > a.seconds + 60:
                 load.kill()
+        if golden and golden.wait(120) != 0:
+            faults.append(f"golden_http.py ended with {golden.returncode}")
         stop.set()
         thread.join(30)
         model = server.call("GET", "/moe/model").json()

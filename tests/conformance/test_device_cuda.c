@@ -10,8 +10,10 @@
 #include <cmocka.h>
 
 #include "engine/device.h"
+#include "engine/clock.h"
 #include "subject.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -126,6 +128,58 @@ static void uploads_arrive_in_every_form(void **state)
     device_destroy(device);
 }
 
+struct uploader {
+    struct device *device;
+    uint64_t to;
+    size_t width; /* of a piece; its place is twice as wide when that is less than all */
+    pthread_t thread;
+    enum engine_code code;
+};
+
+enum { UPLOADERS = 8, UPLOADS = 48, UPLOAD_BYTES = 4 << 20 };
+
+static void *upload_main(void *arg)
+{
+    struct uploader *u = arg;
+    struct engine_error error;
+    void *src = u->device->ops->host_alloc(u->device, UPLOAD_BYTES);
+    assert_non_null(src);
+    memset(src, 1, UPLOAD_BYTES);
+    size_t pitch = u->width < UPLOAD_BYTES ? 2 * u->width : u->width;
+    for (int i = 0; i < UPLOADS && u->code == ENGINE_OK; i++)
+        u->code = u->device->ops->upload(u->device, u->to, pitch, src, u->width, u->width, UPLOAD_BYTES / u->width, &error);
+    u->device->ops->host_free(u->device, src, UPLOAD_BYTES);
+    return NULL;
+}
+
+/* As the loader does it, on several threads; the rates are for people to read. */
+static void uploads_run_side_by_side(void **state)
+{
+    (void)state;
+    static const size_t widths[] = {UPLOAD_BYTES, UPLOAD_BYTES, 1024};
+    struct device *device = make();
+    struct engine_error error;
+    struct uploader u[UPLOADERS];
+    uint64_t to;
+    assert_int_equal(device->ops->alloc(device, (size_t)UPLOADERS * 2 * UPLOAD_BYTES, &to, &error), ENGINE_OK);
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+        int64_t start = clock_now_ns();
+        for (size_t i = 0; i < UPLOADERS; i++) {
+            u[i] = (struct uploader){.device = device, .to = to + i * 2 * UPLOAD_BYTES, .width = widths[w]};
+            assert_int_equal(pthread_create(&u[i].thread, NULL, upload_main, &u[i]), 0);
+        }
+        for (size_t i = 0; i < UPLOADERS; i++) {
+            pthread_join(u[i].thread, NULL);
+            assert_int_equal(u[i].code, ENGINE_OK);
+        }
+        double seconds = (double)(clock_now_ns() - start) * 1e-9;
+        print_message("uploads in pieces of %zu bytes: %.1f GB/s\n", widths[w],
+                      (double)UPLOADERS * UPLOADS * UPLOAD_BYTES / seconds * 1e-9);
+    }
+    device->ops->free(device, to, (size_t)UPLOADERS * 2 * UPLOAD_BYTES);
+    device_destroy(device);
+}
+
 static void adapter_tables_are_bounded(void **state)
 {
     (void)state;
@@ -187,6 +241,7 @@ int main(void)
         cmocka_unit_test(devices_that_are_not_there_are_named),
         cmocka_unit_test(memory_that_runs_out_is_no_failure),
         cmocka_unit_test(uploads_arrive_in_every_form),
+        cmocka_unit_test(uploads_run_side_by_side),
         cmocka_unit_test(adapter_tables_are_bounded),
         cmocka_unit_test(a_trapped_kernel_fails_the_device_for_good),
     };

@@ -4,6 +4,7 @@
  */
 #include "proto-json/proto.h"
 #include "server/handlers.h"
+#include "server/log.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +50,25 @@ json_t *adapters_info_json(const struct engine_adapter_info *info)
         .installed_at = info->installed_at,
     };
     return proto_adapter_json(&a);
+}
+
+void adapters_log(const char *what, const struct engine_adapter_info *info, const char *source, const char *path, const char *request_id)
+{
+    struct log_field field[8] = {
+        {"adapter", info->name, 0},
+        {"id", NULL, info->id},
+        {"rank", NULL, info->rank},
+        {"bytes", NULL, info->bytes},
+        {"state", adapters_state_name(info->state), 0},
+    };
+    size_t count = 5;
+    if (source)
+        field[count++] = (struct log_field){"source", source, 0};
+    if (path)
+        field[count++] = (struct log_field){"path", path, 0};
+    if (request_id)
+        field[count++] = (struct log_field){"request_id", request_id, 0};
+    log_event(LOG_LEVEL_INFO, what, field, count);
 }
 
 void adapters_list(struct http_request *r)
@@ -130,6 +150,8 @@ static void adapters_install_work(struct http_request *r)
     call->code =
         engine_adapter_install(server_engine(r->server), call->name, call->path, call->replace, &call->info, &call->replaced, &call->error);
     call->have_info = call->code == ENGINE_OK;
+    if (call->have_info)
+        adapters_log(call->replaced ? "adapter replaced" : "adapter installed", &call->info, "path", call->path, r->id);
 }
 
 void adapters_install(struct http_request *r)
@@ -147,6 +169,7 @@ void adapters_install(struct http_request *r)
         call->name = install.name;
         call->path = install.path;
         call->replace = install.replace;
+        r->adapter = call->name;
         install.name = install.path = NULL;
         http_offload(r, adapters_install_work, adapters_answer);
     }
@@ -158,6 +181,8 @@ static void adapters_remove_work(struct http_request *r)
     struct adapters_call *call = r->work_state;
     call->code = engine_adapter_remove(server_engine(r->server), r->segment[1], call->wait_ms, &call->info, &call->error);
     call->have_info = call->code == ENGINE_OK;
+    if (call->have_info)
+        adapters_log("adapter removed", &call->info, NULL, NULL, r->id);
 }
 
 void adapters_remove(struct http_request *r)

@@ -18,6 +18,9 @@ void adapters_install(struct http_request *r);
 void adapters_remove(struct http_request *r);
 /* Snapshot to JSON; new reference, NULL: out of memory. */
 json_t *adapters_info_json(const struct engine_adapter_info *info);
+/* The line by which a change of what is installed can be audited. `source` is "path", "upload", "--adapter" or, of a removal, NULL;
+ * `path` and `request_id` may be NULL. */
+void adapters_log(const char *what, const struct engine_adapter_info *info, const char *source, const char *path, const char *request_id);
 
 /* upload.c: PUT /adapters/{name} */
 extern const struct http_body_ops upload_body;

@@ -167,6 +167,8 @@ static void http_check_head(struct http_request *r, const char *version)
         http_fail(r, 404, "not_found", "there is no such call; /openapi.json lists those there are");
         return;
     }
+    if (strcmp(r->route->pattern, "/adapters/{}") == 0)
+        r->adapter = r->segment[1];
     r->method = route_find_method(r->route, r->method_name, r->allow);
     if (!r->method) {
         http_fail(r, 405, "method_not_allowed", "%s takes %s, not %s", r->route->pattern, r->allow, r->method_name);
@@ -438,8 +440,7 @@ static void http_account(struct http_request *r, enum MHD_RequestTerminationCode
         bool expired = r->connection->expired;
         pthread_mutex_unlock(&r->connection->lock);
         if (expired) {
-            r->status = 408;
-            r->code = "timeout";
+            http_fail(r, 408, "timeout", "the request's body did not arrive in time");
         } else {
             r->code = "client_gone";
         }
@@ -453,6 +454,8 @@ static void http_account(struct http_request *r, enum MHD_RequestTerminationCode
         .remote = r->connection->remote,
         .status = r->status ? r->status : 499,
         .code = r->code,
+        .error = r->message[0] ? r->message : NULL,
+        .adapter = r->adapter,
         .layer = r->layer,
         .path = r->path,
         .rows = r->rows,

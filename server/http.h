@@ -89,6 +89,7 @@ struct http_request {
     int64_t head_ns, body_ns, done_ns, reply_ns;
     int64_t layer, rows, adapters, queue_us, compute_us;
     const char *path;
+    const char *adapter; /* that an adapter call names; alive as long as the request */
     bool infer;
 };
 

@@ -128,15 +128,19 @@ void log_from_engine(void *arg, const char *level, const char *message)
     log_event(parsed, message, NULL, 0);
 }
 
-/* Probes and scrapes come every few seconds for ever, and say nothing when they go well. */
+/* Probes and scrapes come every few seconds for ever, and say nothing when they go well or meet a state that was logged itself. */
 static bool is_routine(const struct log_request *r)
 {
-    return r->status < 400 && r->route && (strstr(r->route, "/health/") || !strcmp(r->route, "/metrics"));
+    size_t length = r->route ? strlen(r->route) : 0;
+    bool probe = length > 6 && (strstr(r->route, "/health/") || !strcmp(r->route + length - 6, "/ready"));
+    if (r->status >= 400)
+        return probe && r->code && (!strcmp(r->code, "not_ready") || !strcmp(r->code, "draining"));
+    return probe || (r->route && !strcmp(r->route, "/metrics"));
 }
 
 void log_request(const struct log_request *r)
 {
-    enum log_level level = r->status >= 500 ? LOG_LEVEL_WARNING : is_routine(r) ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO;
+    enum log_level level = is_routine(r) ? LOG_LEVEL_DEBUG : r->status >= 500 ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO;
     if (!log_enabled(level))
         return;
     const struct log_field fields[] = {
@@ -145,6 +149,7 @@ void log_request(const struct log_request *r)
         {"route", r->route, -1},
         {"status", NULL, r->status},
         {"code", r->code, -1},
+        {"adapter", r->adapter, -1},
         {"layer", NULL, r->layer},
         {"path", r->path, -1},
         {"rows", NULL, r->rows},
@@ -155,6 +160,7 @@ void log_request(const struct log_request *r)
         {"compute_us", NULL, r->compute_us},
         {"total_us", NULL, r->total_us},
         {"remote", r->remote, -1},
+        {"error", r->error, -1}, /* the longest comes last, so that it is what gets cut */
     };
     struct log_line line;
     begin(&line, level, "request");

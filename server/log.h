@@ -40,11 +40,15 @@ void log_message(enum log_level level, const char *format, ...) __attribute__((f
 /* For struct engine_options.log; the argument is not used. */
 void log_from_engine(void *arg, const char *level, const char *message);
 
-/* One answered request, logged at info; from status 500 up at warning; successful probes and scrapes at debug. NULL texts and negative numbers are left out. */
+/* One answered request, logged at info; from status 500 up at warning; probes and successful scrapes at debug. A probe that is told
+ * that the model is being loaded, or that the server is draining, is as routine as one that succeeds. NULL texts and negative numbers are
+ * left out. */
 struct log_request {
     const char *request_id, *method, *route, *remote;
     int status;
     const char *code; /* of an error: "queue_full" */
+    const char *error; /* its sentence */
+    const char *adapter; /* that an adapter call names */
     int64_t layer;
     const char *path; /* "decode", "prefill" */
     int64_t rows, adapters;

@@ -5,7 +5,7 @@
  * Listeners answer from the first moment (live, not ready); the main thread loads the model and then waits for the end. Signals are taken
  * by a thread of their own: the first starts draining, also while loading, the second ends the process on the spot.
  */
-#include "server/http.h"
+#include "server/handlers.h"
 #include "server/json_memory.h"
 #include "server/listener.h"
 #include "server/log.h"
@@ -149,6 +149,7 @@ static bool main_install_adapters(const struct main_state *m, struct engine *eng
             log_message(LOG_LEVEL_ERROR, "--adapter %s: %s", list->item[i], error.message);
             return false;
         }
+        adapters_log("adapter installed", &info, "--adapter", equals + 1, NULL);
         engine_adapter_info_finish(&info);
     }
     return true;
@@ -216,10 +217,14 @@ static int main_serve(struct main_state *m, struct engine *engine)
     } else {
         log_message(LOG_LEVEL_INFO, "draining, at most %" PRId64 " s", m->server.options->drain_timeout_s);
     }
+    int waiting = atomic_load(&m->server.requests);
+    int64_t began = server_now_ns();
     /* The engine goes on taking what was accepted before: new heads are refused by their own check. */
     bool drained = main_wait_requests(m, limit_ms);
     engine_begin_drain(engine);
-    if (!drained)
+    if (drained)
+        log_message(LOG_LEVEL_INFO, "drained, %d requests finished in %.1f s", waiting, (double)(server_now_ns() - began) * 1e-9);
+    else
         log_message(LOG_LEVEL_WARNING, "drain timed out with %d requests open", atomic_load(&m->server.requests));
     return failed || !drained ? EXIT_BAD : EXIT_GOOD;
 }
@@ -292,6 +297,8 @@ out:
     }
     listener_close_all(&m->listeners);
     spool_destroy(s->spool);
+    if (have_signals)
+        log_message(LOG_LEVEL_INFO, "stopped");
     auth_destroy(s->auth);
     /* m->wake stays open: the signal thread may be about to write to it. */
     return status;

@@ -179,6 +179,8 @@ static void upload_work(struct http_request *r)
     struct upload *u = r->state;
     u->code = engine_adapter_install_fd(server_engine(r->server), r->segment[1], u->entry.dir_fd, true, &u->info, &u->replaced, &u->error);
     u->have_info = u->code == ENGINE_OK;
+    if (u->have_info)
+        adapters_log(u->replaced ? "adapter replaced" : "adapter installed", &u->info, "upload", NULL, r->id);
     upload_discard(r, u);
 }
 

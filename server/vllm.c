@@ -35,8 +35,10 @@ static struct vllm_call *vllm_parse(struct http_request *r, bool load)
     }
     r->work_state = call;
     r->work_destroy = vllm_destroy;
-    if (proto_vllm_lora_parse(body, length, load, &call->lora, &error) == PROTO_OK)
+    if (proto_vllm_lora_parse(body, length, load, &call->lora, &error) == PROTO_OK) {
+        r->adapter = call->lora.lora_name;
         return call;
+    }
     http_fail_proto(r, &error);
     return NULL;
 }
@@ -55,8 +57,10 @@ static void vllm_load_work(struct http_request *r)
     bool replaced;
     call->code = engine_adapter_install(server_engine(r->server), call->lora.lora_name, call->lora.lora_path, call->lora.load_inplace,
                                         &info, &replaced, &call->error);
-    if (call->code == ENGINE_OK)
-        engine_adapter_info_finish(&info);
+    if (call->code != ENGINE_OK)
+        return;
+    adapters_log(replaced ? "adapter replaced" : "adapter installed", &info, "path", call->lora.lora_path, r->id);
+    engine_adapter_info_finish(&info);
 }
 
 static void vllm_load_answer(struct http_request *r)
@@ -83,8 +87,10 @@ static void vllm_unload_work(struct http_request *r)
     struct vllm_call *call = r->work_state;
     struct engine_adapter_info info;
     call->code = engine_adapter_remove(server_engine(r->server), call->lora.lora_name, 0, &info, &call->error);
-    if (call->code == ENGINE_OK)
-        engine_adapter_info_finish(&info);
+    if (call->code != ENGINE_OK)
+        return;
+    adapters_log("adapter removed", &info, NULL, NULL, r->id);
+    engine_adapter_info_finish(&info);
 }
 
 static void vllm_unload_answer(struct http_request *r)

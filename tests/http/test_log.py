@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the log tells whoever audits it afterwards: changes of adapters, failed requests, the end."""
+from harness import *
+
+FIXTURE = "qwen3_moe"
+
+
+def fields(line):
+    """key=value pairs of a text line."""
+    return {k: re.sub(r"\\(.)", r"\1", v[1:-1]) if v[0] == '"' else v for k, v in re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', line)}
+
+
+def test_adapters():
+    name = sorted(d for d in os.listdir(fixture(FIXTURE)) if os.path.exists(os.path.join(fixture(FIXTURE), d, "adapter_config.json")))[0]
+    body, headers = multipart(zip(("adapter_config", "adapter_model"), adapter_files(FIXTURE, name)))
+    folder = os.path.join(fixture(FIXTURE), name)
+    with Server("--adapter", f"first={folder}", fixture_name=FIXTURE) as s:
+        first = s.call("GET", "/adapters/first").json()
+        line = fields(s.wait_log("adapter installed.*first"))
+        assert (line["id"], line["rank"], line["bytes"]) == tuple(str(first[k]) for k in ("id", "rank", "bytes")), line
+        assert line["source"] == "--adapter" and line["path"] == folder, line
+
+        def change(want, source, call, *arguments):
+            seen = len(s.log)
+            r = call(*arguments)
+            assert r.status in (200, 201), r
+            line = fields(s.wait_log(f"info {want}.* request_id={r.headers['x-request-id']}"))
+            assert line.get("source") == source and line["rank"] == str(first["rank"]) and int(line["bytes"]) > 0 and line["id"], line
+            request = fields(s.wait_log(f"info request request_id={r.headers['x-request-id']}"))
+            assert request["adapter"] == line["adapter"], request
+            return line
+
+        a = change("adapter installed", "path", s.call, "POST", "/adapters", {"name": "a", "path": name})
+        assert a["adapter"] == "a" and a["path"] == name, a
+        b = change("adapter replaced", "path", s.call, "POST", "/adapters", {"name": "a", "path": name, "replace": True})
+        assert b["id"] != a["id"]
+        change("adapter replaced", "upload", s.call, "PUT", "/adapters/a", body, headers)
+        change("adapter installed", "upload", s.call, "PUT", "/adapters/b%2Fc", body, headers)
+        change("adapter installed", "path", s.call, "POST", "/v1/load_lora_adapter", {"lora_name": "v", "lora_path": name})
+        assert change("adapter removed", None, s.call, "DELETE", "/adapters/b%2Fc")["adapter"] == "b/c"
+        change("adapter removed", None, s.call, "POST", "/v1/unload_lora_adapter", {"lora_name": "v"})
+        before = len([line for line in s.log if line and re.search("info adapter ", line)])
+        r = s.call("POST", "/adapters", {"name": "a", "path": "nowhere"})
+        line = fields(s.wait_log(f"info request request_id={r.headers['x-request-id']}"))
+        assert line["adapter"] == "a" and line["status"] == "409", line
+        assert len([line for line in s.log if line and re.search("info adapter ", line)]) == before, "a failed install is no change"
+
+
+def test_errors():
+    for form in ("text", "json"):
+        with Server("--log-format", form) as s:
+            for call in (("GET", "/adapters/no\"pe"), ("POST", "/moe/forward", b"{"), ("GET", "/nothing"), ("DELETE", "/adapters/gone")):
+                r = s.call(*call)
+                assert r.status >= 400
+                line = s.wait_log(r.headers["x-request-id"])
+                error = json.loads(line)["error"] if form == "json" else fields(line)["error"]
+                assert error == r.json()["error"], (line, r)
+                if "/adapters/" in call[1]:
+                    assert (json.loads(line) if form == "json" else fields(line))["adapter"] == call[1][10:], line
+            good = forward(s, tokens())
+            assert "error" not in s.wait_log(good.headers["x-request-id"])
+
+
+def test_probes_are_quiet():
+    with Server("--synthetic", "E=64,K=2,H=2048,I=2048,L=2", ready=False) as s:
+        statuses = [s.call("GET", path).status for path in ("/health/ready", "/v2/health/ready", "/health/live") * 3]
+        assert 503 in statuses, "the model was loaded before it could be asked for"
+        s.signal()
+        s.wait()
+        assert not [line for line in s.log if line and "/health/" in line], s.log
+    with Server("--log-level", "debug") as s:
+        r = s.call("GET", "/health/ready")
+        assert " debug " in s.wait_log(r.headers["x-request-id"])
+
+
+def test_end():
+    with Server("--synthetic", "E=8,K=2,H=1024,I=2048,L=1", "--max-batch-rows", "32", "--max-body-bytes", "64M") as s:
+        with s.connect() as c:
+            c.sendall(b"POST /moe/forward HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{")
+            time.sleep(0.3 * SLOW)
+            s.signal()
+            s.wait_log("draining, at most")
+            c.sendall(b"}")
+            read_reply(c)
+            assert s.wait() == 0
+        lines = [re.sub(r"^\S+ ", "", line) for line in s.log if line]
+        assert re.fullmatch(r"info drained, 1 requests finished in \d+\.\d s", lines[-2]) and lines[-1] == "info stopped", lines[-4:]
+
+
+run(globals())

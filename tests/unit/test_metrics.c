@@ -451,6 +451,8 @@ static void the_dashboard_and_alerts_use_our_names(void **state)
 {
     (void)state;
     fill_stats();
+    stats.has_device = true;
+    stats.device = (struct engine_device_stats){.uuid = "GPU-1"};
     struct metrics *m = metrics_create(routes, ROUTES);
     render_all(m);
     assert_true(check_names_in(DEPLOY "/grafana-dashboard.json") > 10);

@@ -7,6 +7,7 @@
 #include "engine/clock.h"
 #include "engine/registry.h"
 #include "tests/unit/adapter_files.h"
+#include "tests/unit/registry_fakes.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -19,150 +20,6 @@
 #include <unistd.h>
 
 static const struct test_model_shape shape = {4, 8, 6, DTYPE_BF16, false, false, 4, {0, 2, -1}, {-1}};
-
-/* ---- a device -------------------------------------------------------------------------------------------------- */
-
-struct fake {
-    struct device base;
-    pthread_mutex_t lock;
-    int slots;
-    struct kernel_lora_entry *table; /* [2 layers, slots, 4 experts, 3] */
-    size_t limit, used;
-    int allocs, uploads, writes;
-    int fail_alloc, fail_upload, fail_write; /* the nth call from now fails; 0: none */
-    bool no_host_memory;
-};
-
-static bool strikes(int *countdown) { return *countdown && !--*countdown; }
-
-static enum engine_code fake_alloc(struct device *device, size_t bytes, uint64_t *out, struct engine_error *error)
-{
-    struct fake *f = (struct fake *)device;
-    pthread_mutex_lock(&f->lock);
-    f->allocs++;
-    bool fine = !strikes(&f->fail_alloc) && bytes <= f->limit - f->used;
-    if (fine) {
-        f->used += bytes;
-        *out = (uint64_t)(uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
-    }
-    pthread_mutex_unlock(&f->lock);
-    return fine ? ENGINE_OK : engine_fail(error, ENGINE_OUT_OF_DEVICE_MEMORY, "%zu bytes wanted", bytes);
-}
-
-static void fake_free(struct device *device, uint64_t address, size_t bytes)
-{
-    struct fake *f = (struct fake *)device;
-    free((void *)(uintptr_t)address);
-    pthread_mutex_lock(&f->lock);
-    f->used -= bytes;
-    pthread_mutex_unlock(&f->lock);
-}
-
-static void fake_memory_info(struct device *device, int64_t *total, int64_t *left)
-{
-    struct fake *f = (struct fake *)device;
-    pthread_mutex_lock(&f->lock);
-    *total = (int64_t)f->limit;
-    *left = (int64_t)(f->limit - f->used);
-    pthread_mutex_unlock(&f->lock);
-}
-
-static void *fake_host_alloc(struct device *device, size_t bytes) { return ((struct fake *)device)->no_host_memory ? NULL : malloc(bytes); }
-
-static void fake_host_free(struct device *device, void *memory, size_t bytes)
-{
-    (void)device;
-    (void)bytes;
-    free(memory);
-}
-
-static enum engine_code fake_upload(struct device *device, uint64_t dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
-                                    size_t height, struct engine_error *error)
-{
-    struct fake *f = (struct fake *)device;
-    pthread_mutex_lock(&f->lock);
-    f->uploads++;
-    bool fine = !strikes(&f->fail_upload);
-    pthread_mutex_unlock(&f->lock);
-    for (size_t i = 0; fine && i < height; i++)
-        memcpy((char *)(uintptr_t)dst + i * dst_pitch, (const char *)src + i * src_pitch, width);
-    return fine ? ENGINE_OK : engine_fail(error, ENGINE_DEVICE_FAILED, "upload failed");
-}
-
-static enum engine_code fake_table_write(struct device *device, int32_t layer_index, size_t first, size_t count,
-                                         const struct kernel_lora_entry *entries, struct engine_error *error)
-{
-    struct fake *f = (struct fake *)device;
-    f->writes++;
-    memcpy(f->table + (size_t)layer_index * (size_t)f->slots * 12 + first, entries, count * sizeof *entries);
-    return strikes(&f->fail_write) ? engine_fail(error, ENGINE_DEVICE_FAILED, "table write failed") : ENGINE_OK;
-}
-
-static const struct device_ops ops = {.alloc = fake_alloc,
-                                      .free = fake_free,
-                                      .memory_info = fake_memory_info,
-                                      .host_alloc = fake_host_alloc,
-                                      .host_free = fake_host_free,
-                                      .upload = fake_upload,
-                                      .table_write = fake_table_write};
-
-/* ---- an engine thread ------------------------------------------------------------------------------------------ */
-
-struct job {
-    struct job *next;
-    void (*fn)(void *);
-    void *arg;
-};
-
-struct thread {
-    pthread_t id;
-    pthread_mutex_t lock;
-    pthread_cond_t work;
-    struct job *head, **tail;
-    bool stop, paused;
-};
-
-static void post(void *context, void (*fn)(void *), void *arg)
-{
-    struct thread *t = context;
-    struct job *job = malloc(sizeof *job);
-    *job = (struct job){NULL, fn, arg};
-    pthread_mutex_lock(&t->lock);
-    *t->tail = job;
-    t->tail = &job->next;
-    pthread_cond_signal(&t->work);
-    pthread_mutex_unlock(&t->lock);
-}
-
-static void *run(void *arg)
-{
-    struct thread *t = arg;
-    pthread_mutex_lock(&t->lock);
-    while (!t->stop || t->head) {
-        if (!t->head || (t->paused && !t->stop)) {
-            pthread_cond_wait(&t->work, &t->lock);
-            continue;
-        }
-        struct job *job = t->head;
-        t->head = job->next;
-        if (!t->head)
-            t->tail = &t->head;
-        pthread_mutex_unlock(&t->lock);
-        job->fn(job->arg);
-        free(job);
-        pthread_mutex_lock(&t->lock);
-    }
-    pthread_mutex_unlock(&t->lock);
-    return NULL;
-}
-
-static void pause_thread(struct thread *t, bool paused)
-{
-    pthread_mutex_lock(&t->lock);
-    t->paused = paused;
-    pthread_cond_signal(&t->work);
-    pthread_mutex_unlock(&t->lock);
-}
 
 /* ---- all together ---------------------------------------------------------------------------------------------- */
 
@@ -182,16 +39,19 @@ static struct rig *rig_create(int slots, bool direct)
     test_adapter_write(&g->s, "two", &shape, 2, 4, 9, 20);
     scratch_write_text(&g->s, "file", "x");
     g->model = test_model_create(&shape);
-    g->device =
-        (struct fake){.base = {.ops = &ops, .kernels = kernels_ref(), .direct_memory = direct}, .slots = slots, .limit = (size_t)1 << 30};
+    g->device = (struct fake){
+        .base = {.ops = &fake_ops, .kernels = kernels_ref(), .direct_memory = direct}, .slots = slots, .limit = (size_t)1 << 30};
     pthread_mutex_init(&g->device.lock, NULL);
     g->device.table = calloc(2 * (size_t)slots * 12 + 1, sizeof *g->device.table);
     g->thread.tail = &g->thread.head;
     pthread_mutex_init(&g->thread.lock, NULL);
     pthread_cond_init(&g->thread.work, NULL);
-    assert_int_equal(pthread_create(&g->thread.id, NULL, run, &g->thread), 0);
-    struct registry_options o = {
-        .device = &g->device.base, .model = g->model, .max_adapters = slots, .adapter_root = g->s.path, .publisher = {post, &g->thread}};
+    assert_int_equal(pthread_create(&g->thread.id, NULL, thread_run, &g->thread), 0);
+    struct registry_options o = {.device = &g->device.base,
+                                 .model = g->model,
+                                 .max_adapters = slots,
+                                 .adapter_root = g->s.path,
+                                 .publisher = {thread_post, &g->thread}};
     struct engine_error error;
     if (registry_create(&o, &g->registry, &error) != ENGINE_OK)
         fail_msg("%s", error.message);
@@ -442,7 +302,7 @@ static void without_root_or_slots(void **state)
     (void)state;
     struct rig *g = rig_create(0, false);
     install_fails(g, "a", "one", false, ENGINE_ADAPTER_SLOTS_FULL, "no slot is free for adapter \"a\": the limit is 0");
-    struct registry_options o = {.device = &g->device.base, .model = g->model, .max_adapters = 1, .publisher = {post, &g->thread}};
+    struct registry_options o = {.device = &g->device.base, .model = g->model, .max_adapters = 1, .publisher = {thread_post, &g->thread}};
     struct registry *other;
     struct engine_error error;
     struct engine_adapter_info info;
@@ -664,13 +524,13 @@ static void a_failed_install_lets_the_next_in(void **state)
     struct contender c[2] = {{g, "a", "one", false, ENGINE_OK, 0}, {g, "a", "two", false, ENGINE_OK, 0}};
     pthread_t t[2];
     g->device.fail_write = 1;
-    pause_thread(&g->thread, true);
+    thread_pause(&g->thread, true);
     assert_int_equal(pthread_create(&t[0], NULL, contend, &c[0]), 0);
     await(g, queued_jobs, 1);
     assert_int_equal(pthread_create(&t[1], NULL, contend, &c[1]), 0);
     await(g, queued_installs, 2);
     assert_int_equal(stats(g).adapters_ready, 0);
-    pause_thread(&g->thread, false);
+    thread_pause(&g->thread, false);
     for (int i = 0; i < 2; i++)
         pthread_join(t[i], NULL);
     assert_int_equal(c[0].code, ENGINE_DEVICE_FAILED);
@@ -685,7 +545,7 @@ static void waits_for_the_engine_thread(void **state)
     (void)state;
     struct rig *g = rig_create(1, false);
     install_fine(g, "a", "one", false, NULL);
-    pause_thread(&g->thread, true);
+    thread_pause(&g->thread, true);
     int64_t start = clock_now_ns();
     assert_int_equal(remove_it(g, "a", 0), ENGINE_ADAPTER_DRAINING);
     struct contender c = {g, "b", "two", false, ENGINE_OK, 0};
@@ -693,7 +553,7 @@ static void waits_for_the_engine_thread(void **state)
     pthread_create(&t, NULL, contend, &c);
     usleep(20000);
     assert_int_equal(stats(g).adapters_draining, 1);
-    pause_thread(&g->thread, false);
+    thread_pause(&g->thread, false);
     pthread_join(t, NULL);
     assert_int_equal(c.code, ENGINE_OK);
     struct engine_adapter *held = registry_acquire_name(g->registry, "b", 1);

@@ -5,8 +5,10 @@
     client = Client("http://127.0.0.1:8080")
     out, info = client.forward(hidden, expert_ids, expert_weights, layer=0, adapters=["legal", "", "medical"])
 
-hidden is [T, H]: float32 or float16 as such, or bfloat16 as uint16 bits (see to_bf16) with datatype="BF16". expert_ids and
-expert_weights are [T, K], from your router. adapters names one adapter for each row, "" for none. `out` has hidden's type.
+hidden is [T, H] of floats. They are sent as `datatype`, "BF16", "FP16" or "FP32", which unless given is FP16 for float16 and else FP32;
+bfloat16 bits, which numpy has as uint16, are sent as they are, and only with datatype="BF16". expert_ids and expert_weights are
+[T, K], from your router. adapters names one adapter for each row, "" for none. `out` is [T, H] of that datatype; from_bf16 widens BF16's
+bits. Arguments that make no sense are a ValueError before anything is sent; what the server refuses is a Failure.
 
 Run as a program it posts a batch to a running server and says what came back:
 
@@ -19,6 +21,7 @@ import argparse
 import http.client
 import json
 import os
+import socket
 import struct
 import sys
 import time
@@ -27,7 +30,6 @@ import urllib.parse
 import numpy as np
 
 NUMPY_OF = {"BF16": np.uint16, "FP16": np.float16, "FP32": np.float32}
-DATATYPE_OF = {np.dtype(np.float32): "FP32", np.dtype(np.float16): "FP16"}
 
 
 class Failure(Exception):
@@ -44,20 +46,82 @@ class Failure(Exception):
 
 
 def to_bf16(a):
-    """float32 to bfloat16 bits, to nearest even."""
-    bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
+    """Floats to bfloat16 bits, to nearest even."""
+    a = np.array(a, np.float32, order="C", copy=True)
+    bits = a.view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(a), np.uint16(0x7FC0), rounded)
 
 
 def from_bf16(bits):
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    """bfloat16 bits to float32, exactly."""
+    return (np.asarray(bits, np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def require(condition, sentence):
+    if not condition:
+        raise ValueError(sentence)
+
+
+def encode_hidden(hidden, datatype):
+    """The datatype to send, and the array in it."""
+    hidden = np.asarray(hidden)
+    require(hidden.ndim == 2, f"hidden has shape {hidden.shape}; it takes [T, H]")
+    is_float = hidden.dtype in (np.float16, np.float32, np.float64)
+    require(is_float or hidden.dtype == np.uint16, f"hidden is of {hidden.dtype}; it takes floats, or bfloat16 bits as uint16")
+    datatype = datatype or {np.dtype(np.float16): "FP16", np.dtype(np.uint16): None}.get(hidden.dtype, "FP32")
+    require(datatype, 'hidden is of uint16; if these are bfloat16 bits, say datatype="BF16"')
+    require(datatype in NUMPY_OF, f'datatype is "{datatype}"; it takes BF16, FP16 or FP32')
+    require(is_float or datatype == "BF16", f"hidden is of uint16, which can only be sent as BF16, not as {datatype}")
+    if is_float and datatype == "BF16":
+        return datatype, to_bf16(hidden)
+    return datatype, np.ascontiguousarray(hidden, NUMPY_OF[datatype])
+
+
+def encode_routing(expert_ids, expert_weights, rows):
+    ids, weights = np.asarray(expert_ids), np.asarray(expert_weights)
+    require(ids.ndim == 2 and ids.shape[0] == rows, f"expert_ids has shape {ids.shape}; with {rows} rows it takes [{rows}, K]")
+    require(np.issubdtype(ids.dtype, np.integer), f"expert_ids is of {ids.dtype}; it takes integers")
+    require(not ids.size or (ids.min() >= -1 and ids.max() < 2**31), "expert_ids has numbers below -1 or past 32 bits")
+    require(weights.shape == ids.shape, f"expert_weights has shape {weights.shape}, expert_ids {ids.shape}; they must be the same")
+    require(weights.dtype.kind in "fiu", f"expert_weights is of {weights.dtype}; it takes floats")
+    return np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(weights, np.float32)
+
+
+def encode_adapters(adapters, rows):
+    require(not isinstance(adapters, (str, bytes)), "adapters takes a list with one name for each row")
+    adapters = list(adapters)
+    require(len(adapters) == rows, f"adapters has {len(adapters)} names for {rows} rows")
+    require(all(isinstance(name, str) for name in adapters), 'adapters takes strings, "" for none')
+    names = [name.encode() for name in adapters]
+    return b"".join(struct.pack("<I", len(name)) + name for name in names)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path, timeout):
+        super().__init__("localhost", timeout=timeout)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
+def make_connection(url, timeout):
+    """url: http://HOST:PORT, HOST:PORT, or unix:PATH as the server's --listen takes it."""
+    if url.startswith("unix:"):
+        require(len(url) > 5, "unix: takes the path of a socket behind it")
+        return UnixConnection(url[5:], timeout)
+    parts = urllib.parse.urlsplit(url if "://" in url else "http://" + url)
+    require(parts.scheme == "http", f"{url}: the server speaks plain HTTP: http://HOST:PORT or unix:PATH")
+    require(parts.hostname and parts.path in ("", "/") and not parts.query, f"{url}: not http://HOST:PORT or unix:PATH")
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
 
 
 class Client:
     def __init__(self, url="http://127.0.0.1:8080", key=None, timeout=60):
-        parts = urllib.parse.urlparse(url)
-        self.connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
+        self.connection = make_connection(url, timeout)
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def call(self, method, path, body=None, headers=None):
@@ -73,13 +137,14 @@ class Client:
 
     def forward(self, hidden, expert_ids, expert_weights, layer=None, adapters=None, mode="auto", datatype=None):
         """One POST /moe/forward; returns the output [T, H] and the reply's parameters (path, rows, queue_us, compute_us)."""
-        datatype = datatype or DATATYPE_OF[hidden.dtype]
-        tensors = [("hidden", datatype, hidden.shape, np.ascontiguousarray(hidden, NUMPY_OF[datatype]).tobytes()),
-                   ("expert_ids", "INT32", expert_ids.shape, np.ascontiguousarray(expert_ids, np.int32).tobytes()),
-                   ("expert_weights", "FP32", expert_weights.shape, np.ascontiguousarray(expert_weights, np.float32).tobytes())]
+        datatype, hidden = encode_hidden(hidden, datatype)
+        rows = hidden.shape[0]
+        expert_ids, expert_weights = encode_routing(expert_ids, expert_weights, rows)
+        tensors = [("hidden", datatype, hidden.shape, hidden.tobytes()),
+                   ("expert_ids", "INT32", expert_ids.shape, expert_ids.tobytes()),
+                   ("expert_weights", "FP32", expert_weights.shape, expert_weights.tobytes())]
         if adapters is not None:
-            names = [name.encode() for name in adapters]
-            tensors.append(("adapter", "BYTES", [len(names)], b"".join(struct.pack("<I", len(name)) + name for name in names)))
+            tensors.append(("adapter", "BYTES", [rows], encode_adapters(adapters, rows)))
         parameters = {"mode": mode, "binary_data_output": True}
         if layer is not None:
             parameters["layer"] = layer
@@ -164,5 +229,5 @@ def main():
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (Failure, OSError) as failure:
+    except (Failure, OSError, ValueError) as failure:
         sys.exit(f"example_client.py: {failure}")

@@ -44,9 +44,17 @@ install_missing() {
         fi
     fi
     say "installing ${packages[*]}"
-    "${as_root[@]}" apt-get update -qq </dev/null >&2
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" </dev/null >&2
+    local log
+    log=$(mktemp "${TMPDIR:-/tmp}/expertd-apt.XXXXXX")
+    if ! { "${as_root[@]}" apt-get update &&
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${packages[@]}"; } </dev/null >"$log" 2>&1; then
+        tail -n 40 "$log" >&2
+        die "apt-get failed, as above; all it said is in $log"
+    fi
+    rm -f "$log"
 }
+
+has_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
 
 # configure DIR OPTION...: a build folder that works, whatever was there before.
 configure() {

@@ -106,8 +106,9 @@ def busy(server, rows=512, count=1):
 
 
 def test_vanishing_in_the_queue():
-    with Server(*BIG, "--max-batch-rows", "64") as s:
-        first = busy(s, rows=512, count=3)
+    with Server(*BIG, "--max-batch-rows", "2048") as s:
+        first = busy(s, rows=2048, count=3)
+        eventually(lambda: re.search(r"^expertd_running_rows [1-9]", s.call("GET", "/metrics").body.decode(), re.M))
         # These wait behind; they go away without having been computed.
         gone = busy(s, rows=256, count=6)
         time.sleep(0.2)

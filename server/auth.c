@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,8 +20,13 @@ struct key {
     char text[KEY_MAX];
 };
 
-struct auth {
+struct keys {
     struct key api, admin;
+};
+
+struct auth {
+    pthread_rwlock_t lock;
+    struct keys keys;
     bool metrics_open;
 };
 
@@ -67,17 +73,33 @@ struct auth *auth_create(const char *api_key_file, const char *admin_key_file, b
         return NULL;
     }
     auth->metrics_open = metrics_open;
-    if (!auth_read_key(&auth->api, api_key_file, message, size) || !auth_read_key(&auth->admin, admin_key_file, message, size)) {
+    pthread_rwlock_init(&auth->lock, NULL);
+    if (!auth_reload(auth, api_key_file, admin_key_file, message, size)) {
         auth_destroy(auth);
         return NULL;
     }
     return auth;
 }
 
+bool auth_reload(struct auth *auth, const char *api_key_file, const char *admin_key_file, char *message, size_t size)
+{
+    struct keys keys = {0};
+    bool good = auth_read_key(&keys.api, api_key_file, message, size) && auth_read_key(&keys.admin, admin_key_file, message, size);
+    if (good) {
+        pthread_rwlock_wrlock(&auth->lock);
+        auth->keys = keys;
+        pthread_rwlock_unlock(&auth->lock);
+    }
+    explicit_bzero(&keys, sizeof keys);
+    return good;
+}
+
 void auth_destroy(struct auth *auth)
 {
-    if (auth)
-        explicit_bzero(auth, sizeof *auth);
+    if (!auth)
+        return;
+    pthread_rwlock_destroy(&auth->lock);
+    explicit_bzero(auth, sizeof *auth);
     free(auth);
 }
 
@@ -93,13 +115,11 @@ static bool auth_key_equal(const struct key *key, const char *text, size_t lengt
     return !different;
 }
 
-enum auth_result auth_check(const struct auth *auth, enum auth_level level, const char *header, bool local)
+static enum auth_result auth_check_keys(const struct keys *keys, enum auth_level level, const char *header, bool local)
 {
-    if (level == AUTH_METRICS)
-        level = auth->metrics_open ? AUTH_OPEN : AUTH_DATA;
-    if (level == AUTH_OPEN || (level == AUTH_DATA && !auth->api.length))
+    if (level == AUTH_DATA && !keys->api.length)
         return AUTH_ALLOWED;
-    if (level == AUTH_ADMIN && !auth->admin.length)
+    if (level == AUTH_ADMIN && !keys->admin.length)
         return local ? AUTH_ALLOWED : AUTH_NOT_LOCAL;
 
     if (!header || strncasecmp(header, "Bearer ", 7) != 0)
@@ -107,8 +127,20 @@ enum auth_result auth_check(const struct auth *auth, enum auth_level level, cons
     header += 7;
     header += strspn(header, " ");
     size_t length = strlen(header);
-    bool api = auth_key_equal(&auth->api, header, length), admin = auth_key_equal(&auth->admin, header, length);
+    bool api = auth_key_equal(&keys->api, header, length), admin = auth_key_equal(&keys->admin, header, length);
     if (admin || (api && level == AUTH_DATA))
         return AUTH_ALLOWED;
     return api ? AUTH_NOT_ADMIN : AUTH_WRONG_KEY;
+}
+
+enum auth_result auth_check(struct auth *auth, enum auth_level level, const char *header, bool local)
+{
+    if (level == AUTH_METRICS)
+        level = auth->metrics_open ? AUTH_OPEN : AUTH_DATA;
+    if (level == AUTH_OPEN)
+        return AUTH_ALLOWED;
+    pthread_rwlock_rdlock(&auth->lock);
+    enum auth_result result = auth_check_keys(&auth->keys, level, header, local);
+    pthread_rwlock_unlock(&auth->lock);
+    return result;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Who may call: the two keys, read once at start. Immutable afterwards; any thread.
+ * Who may call: the two keys, read at start and again when the operator asks for it. Any thread.
  */
 #ifndef EXPERTD_SERVER_AUTH_H
 #define EXPERTD_SERVER_AUTH_H
@@ -15,9 +15,11 @@ enum auth_result { AUTH_ALLOWED, AUTH_NO_KEY, AUTH_WRONG_KEY, AUTH_NOT_ADMIN, AU
 
 /* The files hold one key each; NULL: none. NULL on failure, with a sentence. */
 struct auth *auth_create(const char *api_key_file, const char *admin_key_file, bool metrics_open, char *message, size_t size);
+/* Reads both files again. False: `message` says why, and the keys stay as they were, both of them. */
+bool auth_reload(struct auth *auth, const char *api_key_file, const char *admin_key_file, char *message, size_t size);
 void auth_destroy(struct auth *auth); /* NULL is fine */
 
 /* `header` is the Authorization value or NULL; `local` says that both listener and peer are this machine's. */
-enum auth_result auth_check(const struct auth *auth, enum auth_level level, const char *header, bool local);
+enum auth_result auth_check(struct auth *auth, enum auth_level level, const char *header, bool local);
 
 #endif

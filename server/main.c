@@ -3,7 +3,8 @@
  * The daemon's life: options, listeners, the model, serving, draining.
  *
  * Listeners answer from the first moment (live, not ready); the main thread loads the model and then waits for the end. Signals are taken
- * by a thread of their own: the first starts draining, also while loading, the second ends the process on the spot.
+ * by a thread of their own: the first SIGTERM or SIGINT starts draining, also while loading, the second ends the process on the spot,
+ * and SIGHUP reads the key files again.
  */
 #include "server/handlers.h"
 #include "server/json_memory.h"
@@ -47,21 +48,47 @@ static sigset_t main_signal_set(void)
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
     return set;
+}
+
+static void main_reload_keys(const struct main_state *m)
+{
+    const struct options *o = m->server.options;
+    char message[512];
+    if (!o->api_key_file && !o->admin_key_file)
+        log_message(LOG_LEVEL_INFO, "SIGHUP: there are no key files to read again");
+    else if (auth_reload(m->server.auth, o->api_key_file, o->admin_key_file, message, sizeof message))
+        log_message(LOG_LEVEL_INFO, "SIGHUP: the key files were read again");
+    else
+        log_message(LOG_LEVEL_ERROR, "SIGHUP: the keys stay as they are: %s", message);
+}
+
+/* Waits for a signal that asks for the end. */
+static int main_next_end(const struct main_state *m)
+{
+    sigset_t set = main_signal_set();
+    for (;;) {
+        int signal_number = 0;
+        if (sigwait(&set, &signal_number) != 0)
+            continue;
+        if (signal_number != SIGHUP)
+            return signal_number;
+        int state;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state); /* the log's lock must not be left behind */
+        main_reload_keys(m);
+        pthread_setcancelstate(state, NULL);
+    }
 }
 
 static void *main_take_signals(void *arg)
 {
     struct main_state *m = arg;
-    sigset_t set = main_signal_set();
-    int signal_number = 0;
-    while (sigwait(&set, &signal_number) != 0)
-        ;
+    main_next_end(m);
     atomic_store(&m->server.phase, SERVER_DRAINING);
     atomic_store(&m->stop, true);
     (void)!write(m->wake, &(uint64_t){1}, sizeof(uint64_t));
-    while (sigwait(&set, &signal_number) != 0)
-        ;
+    int signal_number = main_next_end(m);
     listener_unlink_all(&m->listeners);
     _exit(128 + signal_number);
 }
@@ -342,6 +369,7 @@ int main(int argc, char **argv)
     int status;
     if (options.check) {
         struct engine_options engine = main_engine_options(&options);
+        pthread_sigmask(SIG_UNBLOCK, &set, NULL); /* nobody waits for them here */
         status = engine_check(options.check, &engine, stdout) == ENGINE_OK ? EXIT_GOOD : EXIT_BAD;
     } else {
         main_raise_descriptors(&options);

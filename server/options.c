@@ -284,10 +284,26 @@ static bool set_defaults(struct options *o, char *message, size_t size)
     return true;
 }
 
+/* Options that print something and exit have their first letter as a short form, -h and -v. */
+static bool is_short(const struct options_row *row) { return row->kind == OPTION_FLAG && !row->config; }
+
+static const struct options_row *find_short(const char *argument)
+{
+    for (const struct options_row *row = options_table; row->name; row++) {
+        if (is_short(row) && argument[0] == '-' && argument[1] == row->name[0] && !argument[2])
+            return row;
+    }
+    return NULL;
+}
+
 /* Finds the option and value at argv[*i] and steps past them. */
 static bool next_argument(int argc, char **argv, int *i, const struct options_row **row, const char **value, char *message, size_t size)
 {
     const char *argument = argv[(*i)++];
+    *value = "true";
+    *row = find_short(argument);
+    if (*row)
+        return true;
     if (argument[0] != '-' || argument[1] != '-' || !argument[2]) {
         snprintf(message, size, "'%.80s' is not an option; options look like --name VALUE (see --help)", argument);
         return false;
@@ -420,7 +436,14 @@ void options_print_help(FILE *out)
         char text[512];
         snprintf(text, sizeof text, "%s%s%s%s", row->help, row->default_text ? " Default: " : "",
                  row->default_text ? row->default_text : "", row->default_text ? "." : "");
-        fprintf(out, "  --%s%s%s\n", row->name, row->value ? " " : "", row->value ? row->value : "");
+        fprintf(out, "  --%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
+        if (is_short(row))
+            fprintf(out, ", -%c", row->name[0]);
+        fputc('\n', out);
         print_wrapped(out, text);
     }
+    fputs("\nSIGTERM and SIGINT end the server once what is in flight has finished; a second one ends it at once.\n"
+          "SIGHUP reads the key files again. Exit status: 0 after an orderly end, 2 for options that can't be used, 1 for\n"
+          "every other failure.\n",
+          out);
 }

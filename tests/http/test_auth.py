@@ -96,6 +96,47 @@ def test_admin_without_key_needs_a_local_listener():
     shutil.rmtree(folder)
 
 
+def test_keys_are_read_again():
+    folder = tempfile.mkdtemp()
+    api, admin = f"{folder}/api", f"{folder}/admin"
+
+    def write(a, b):
+        for path, content in ((api, a), (admin, b)):
+            with open(path, "w") as f:
+                f.write(content)
+
+    def allowed(s, key, path="/adapters"):
+        return s.call("GET" if path == "/adapters" else "POST", path, None, {"Authorization": f"Bearer {key}"}).status == 200
+
+    def again(s, wanted):
+        seen = len([line for line in s.log if line and "SIGHUP" in line])
+        s.signal(signal.SIGHUP)
+        end = time.monotonic() + 20 * SLOW
+        while len([line for line in s.log if line and "SIGHUP" in line]) == seen and time.monotonic() < end:
+            time.sleep(0.01)
+        last = [line for line in s.log if line and "SIGHUP" in line][-1]
+        assert re.search(wanted, last), last
+
+    write("one", "chief")
+    with Server("--api-key-file", api, "--admin-key-file", admin) as s:
+        assert allowed(s, "one") and not allowed(s, "two")
+        write("two", "boss")
+        assert allowed(s, "one") and not allowed(s, "two"), "nobody asked for it yet"
+        again(s, "info SIGHUP: the key files were read again")
+        assert allowed(s, "two") and not allowed(s, "one")
+        assert allowed(s, "boss", "/v2/repository/index") and not allowed(s, "chief", "/v2/repository/index")
+        write("three", "")  # one bad file keeps both keys
+        again(s, "error SIGHUP: the keys stay as they are: .*admin is empty")
+        assert allowed(s, "two") and not allowed(s, "three") and allowed(s, "boss", "/v2/repository/index")
+        os.unlink(api)
+        again(s, "error SIGHUP: .*api: No such file")
+        assert allowed(s, "two")
+    with Server() as s:
+        again(s, "info SIGHUP: there are no key files")
+        assert s.call("GET", "/health/live").status == 200
+    shutil.rmtree(folder)
+
+
 def test_key_files():
     for content in ("", "\n", " \t\r\n", "a b", "a\x00b", "\u00e4", "a\nb", "x" * 5000):
         with Keys(data=content) as options:

@@ -173,6 +173,14 @@ static void options_are_checked_together(void **state)
     assert_true(parse(&o, "--help", NULL));
     assert_true(o.help);
     options_finish(&o);
+    assert_true(parse(&o, "-h", NULL));
+    assert_true(o.help && !o.version);
+    options_finish(&o);
+    assert_true(parse(&o, "--model", "m", "-v", NULL));
+    assert_true(o.version && !o.help);
+    options_finish(&o);
+    assert_refused("'-m' is not an option", "-m"); /* --metrics-open is a flag, but none that prints something and exits */
+    assert_refused("'-hv' is not an option", "-hv");
     assert_true(parse(&o, "--version", "--config", "/nonexistent", NULL));
     assert_true(o.version);
     options_finish(&o);
@@ -288,8 +296,10 @@ static void help_shows_every_option_and_default(void **state)
     char *text = read_all(file);
     fclose(file);
     for (const struct options_row *row = options_table; row->name; row++) {
-        char expected[64];
-        snprintf(expected, sizeof expected, "\n  --%s%s%s\n", row->name, row->value ? " " : "", row->value ? row->value : "");
+        char expected[64], letter[8] = "";
+        if (!strcmp(row->name, "help") || !strcmp(row->name, "version"))
+            snprintf(letter, sizeof letter, ", -%c", row->name[0]);
+        snprintf(expected, sizeof expected, "\n  --%s%s%s%s\n", row->name, row->value ? " " : "", row->value ? row->value : "", letter);
         const char *at = strstr(text, expected);
         if (!at) {
             fail_msg("--help lacks %s", row->name);

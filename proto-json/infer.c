@@ -277,7 +277,7 @@ static enum proto_code parse_input(struct parse *p, size_t index, const json_t *
         return parse_binary(p, what.text, binary, tensor);
     if (!data)
         return proto_fail(p->error, PROTO_BAD_REQUEST, "%s has neither data nor parameters.binary_data_size", what.text);
-    return proto_tensor_scan(tensor, what.text, &p->span[json_integer_value(data)], p->error);
+    return proto_tensor_scan(tensor, what.text, &p->span[json_integer_value(data)], &p->out->memory, p->error);
 }
 
 static enum proto_code parse_inputs(struct parse *p, const json_t *root)
@@ -312,9 +312,12 @@ static enum proto_code parse_root(struct parse *p, const json_t *root)
     return parse_inputs(p, root);
 }
 
-enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_length, struct proto_infer *out, struct proto_error *error)
+enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_length, const struct proto_memory *memory,
+                                  struct proto_infer *out, struct proto_error *error)
 {
     memset(out, 0, sizeof *out);
+    if (memory)
+        out->memory = *memory;
     if (json_length < -1 || (json_length >= 0 && (uint64_t)json_length > length))
         return proto_fail(error, PROTO_BAD_REQUEST, "Inference-Header-Content-Length is %" PRId64 ", but the body has %zu bytes",
                           json_length, length);
@@ -334,9 +337,14 @@ enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_
 
 void proto_infer_finish(struct proto_infer *infer)
 {
-    for (int32_t i = 0; i < infer->inputs; i++)
-        if (infer->input[i].owned)
-            free((void *)(uintptr_t)infer->input[i].data);
+    for (int32_t i = 0; i < infer->inputs; i++) {
+        const struct proto_tensor *tensor = &infer->input[i];
+        void *data = (void *)(uintptr_t)tensor->data;
+        if (tensor->owned && tensor->dtype != DTYPE_BYTES && infer->memory.give)
+            infer->memory.give(infer->memory.context, data);
+        else if (tensor->owned)
+            free(data);
+    }
     free(infer->id);
     free(infer->adapter);
     memset(infer, 0, sizeof *infer);

@@ -101,7 +101,8 @@ static inline const char *proto_skip_space(const char *p, const char *end)
 /* ---- tensor.c ----------------------------------------------------------------------------------------------- */
 
 /* Fills tensor->data, bytes and owned from the array; name, dtype, rank, shape and elements are set. `what` begins sentences. */
-enum proto_code proto_tensor_scan(struct proto_tensor *tensor, const char *what, const struct proto_span *span, struct proto_error *error);
+enum proto_code proto_tensor_scan(struct proto_tensor *tensor, const char *what, const struct proto_span *span,
+                                  const struct proto_memory *memory, struct proto_error *error);
 /* Takes a view of binary data; `size` bytes are there. */
 enum proto_code proto_tensor_view(struct proto_tensor *tensor, const char *what, const char *bytes, size_t size, struct proto_error *error);
 /* "[2,4]" */

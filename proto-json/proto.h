@@ -58,7 +58,15 @@ struct proto_tensor {
 
 enum proto_mode { PROTO_AUTO, PROTO_DECODE, PROTO_PREFILL };
 
+/* Where numbers that came as JSON are put; zeroed: malloc's memory. `take` returns NULL when there is none. */
+struct proto_memory {
+    void *(*take)(void *context, size_t bytes);
+    void (*give)(void *context, void *memory);
+    void *context;
+};
+
 struct proto_infer {
+    struct proto_memory memory;
     char *id; /* NULL: none */
     /* Known request parameters; the others are ignored. */
     bool has_layer;
@@ -73,8 +81,10 @@ struct proto_infer {
 /* `json_length` is Inference-Header-Content-Length, or -1 when the header was absent (all of the body is JSON).
  * Refused here: repeated inputs, more than PROTO_MAX_INPUTS, requested outputs other than "hidden", names over the limit, data
  * both in JSON and binary or neither, sizes that don't add up to the body, numbers out of the datatype's range.
- * Numeric `data` (flat or nested as the shape says) is scanned straight into the tensor, without a tree. */
-enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_length, struct proto_infer *out, struct proto_error *error);
+ * Numeric `data` (flat or nested as the shape says) is scanned straight into the tensor, without a tree; the tensor lies in `memory`
+ * (NULL: malloc's), of which a body can make us take at most four times its length. */
+enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_length, const struct proto_memory *memory,
+                                  struct proto_infer *out, struct proto_error *error);
 void proto_infer_finish(struct proto_infer *infer);
 const struct proto_tensor *proto_infer_find(const struct proto_infer *infer, const char *name); /* NULL: absent */
 

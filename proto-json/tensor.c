@@ -251,7 +251,8 @@ static enum proto_code scan_levels(struct scan *s)
     return PROTO_OK;
 }
 
-enum proto_code proto_tensor_scan(struct proto_tensor *tensor, const char *what, const struct proto_span *span, struct proto_error *error)
+enum proto_code proto_tensor_scan(struct proto_tensor *tensor, const char *what, const struct proto_span *span,
+                                  const struct proto_memory *memory, struct proto_error *error)
 {
     struct scan s = {.tensor = tensor, .what = what, .p = span->start, .end = span->start + span->length, .error = error};
     enum proto_code code = scan_levels(&s);
@@ -275,7 +276,8 @@ enum proto_code proto_tensor_scan(struct proto_tensor *tensor, const char *what,
                           proto_shape_text(&shape, tensor), tensor->elements);
     }
     tensor->bytes = tensor->elements * size;
-    s.out = malloc(tensor->bytes ? tensor->bytes : 1);
+    size_t bytes = tensor->bytes ? tensor->bytes : 1;
+    s.out = memory->take ? memory->take(memory->context, bytes) : malloc(bytes);
     if (!s.out)
         return proto_fail_memory(error);
     tensor->data = s.out;

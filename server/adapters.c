@@ -171,7 +171,7 @@ void adapters_install(struct http_request *r)
         call->replace = install.replace;
         r->adapter = call->name;
         install.name = install.path = NULL;
-        http_offload(r, adapters_install_work, adapters_answer);
+        http_offload(r, r->server->workers, adapters_install_work, adapters_answer);
     }
     proto_install_finish(&install);
 }
@@ -200,5 +200,5 @@ void adapters_remove(struct http_request *r)
     if (!call)
         return;
     call->wait_ms = seconds * 1000;
-    http_offload(r, adapters_remove_work, adapters_answer);
+    http_offload(r, r->server->workers, adapters_remove_work, adapters_answer);
 }

@@ -12,6 +12,9 @@
 #include <string.h>
 
 #define FORWARD_FIRST_CHUNK ((size_t)64 << 10)
+/* JSON longer than this, and answers with more numbers in JSON than this takes bytes, are left to other threads: a listener's thread has
+ * other connections, too. It is some milliseconds' work. */
+#define FORWARD_LONG ((size_t)1 << 20)
 
 /* ---- the body --------------------------------------------------------------------------------------------------- */
 
@@ -24,7 +27,7 @@ static bool forward_acquire(struct http_request *r, struct forward *f, size_t by
         http_fail(r, 429, "too_many_bytes_in_flight", "requests in flight hold all of --max-inflight-bytes; try again");
         return false;
     case ENGINE_TOO_LARGE:
-        http_fail(r, 413, "too_large", "the body has %zu bytes; --max-inflight-bytes allows %" PRId64, bytes,
+        http_fail(r, 413, "too_large", "the request needs %zu bytes of memory; --max-inflight-bytes allows %" PRId64, bytes,
                   r->server->options->max_inflight_bytes);
         return false;
     default: http_fail_memory(r); return false;
@@ -136,8 +139,9 @@ static void forward_reply_binary(struct http_request *r, struct forward *f, char
     http_reply_response(r, 200, response, (int64_t)(json_length + bytes));
 }
 
-static void forward_answer(struct http_request *r, struct forward *f)
+static void forward_answer(struct http_request *r)
 {
+    struct forward *f = r->state;
     struct proto_error error;
     char *json;
     size_t length;
@@ -154,6 +158,9 @@ static void forward_answer(struct http_request *r, struct forward *f)
         .data = f->out,
         .binary = f->infer.binary_output,
     };
+    /* The body's memory is free for others while the answer is sent. */
+    engine_staging_release(f->engine, f->body);
+    f->body = NULL;
     if (proto_answer_write(&answer, &json, &length, &error) != PROTO_OK)
         http_fail_proto(r, &error);
     else if (answer.binary)
@@ -194,10 +201,10 @@ static void forward_resume(struct http_request *r)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     atomic_store_explicit(&r->server->last_inference_ms, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000, memory_order_relaxed);
-    forward_answer(r, f);
-    /* The body's memory is free for others while the answer is sent. */
-    engine_staging_release(f->engine, f->body);
-    f->body = NULL;
+    if (!f->infer.binary_output && (size_t)f->rows * (size_t)engine_model(f->engine)->hidden_size > FORWARD_LONG / 8)
+        http_offload(r, r->server->parsers, forward_answer, NULL);
+    else
+        forward_answer(r);
 }
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------ */
@@ -220,20 +227,52 @@ static void forward_cancel(struct http_request *r)
     engine_cancel(f->engine, &f->request);
 }
 
-void forward_handle(struct http_request *r)
+/* Memory for the tensors that came as JSON: counted like that of bodies, and the device copies from it as fast. */
+static void *forward_take(void *context, size_t bytes)
+{
+    struct http_request *r = context;
+    char *memory;
+    return forward_acquire(r, r->state, bytes, &memory) ? memory : NULL;
+}
+
+static void forward_give(void *context, void *memory)
+{
+    struct http_request *r = context;
+    engine_staging_release(((struct forward *)r->state)->engine, memory);
+}
+
+/* Whatever goes wrong is the request's answer. */
+static void forward_parse(struct http_request *r)
 {
     struct forward *f = r->state;
+    struct proto_memory memory = {forward_take, forward_give, r};
     struct proto_error error;
     f->parsed = true;
-    if (proto_infer_parse(f->body ? f->body : "", f->length, r->json_length, &f->infer, &error) != PROTO_OK) {
+    if (proto_infer_parse(f->body ? f->body : "", f->length, r->json_length, &memory, &f->infer, &error) == PROTO_OK)
+        forward_prepare(r, f);
+    else if (!r->status)
         http_fail_proto(r, &error);
-        return;
-    }
-    if (!forward_prepare(r, f))
-        return;
+}
+
+static void forward_wait(struct http_request *r)
+{
+    struct forward *f = r->state;
     f->request.deadline_ns = server_now_ns() + r->server->options->request_timeout_s * INT64_C(1000000000);
     f->request.done = forward_done;
     f->request.user = r;
     r->body_ns = server_now_ns();
     http_suspend(r, forward_submit, forward_cancel, forward_resume);
+}
+
+void forward_handle(struct http_request *r)
+{
+    const struct forward *f = r->state;
+    size_t json = r->json_length >= 0 ? (size_t)r->json_length : f->length;
+    if (json > FORWARD_LONG) {
+        http_offload(r, r->server->parsers, forward_parse, forward_wait);
+        return;
+    }
+    forward_parse(r);
+    if (!r->status)
+        forward_wait(r);
 }

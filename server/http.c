@@ -310,14 +310,16 @@ static void http_run_work(struct workers_job *job)
 
 static bool http_start_work(struct http_request *r)
 {
-    if (workers_submit(r->server->workers, &r->job))
+    if (workers_submit(r->workers, &r->job))
         return true;
-    http_fail(r, 429, "queue_full", "too many adapter calls wait already");
+    http_fail(r, 429, "queue_full", "too many calls of this kind wait already");
     return false;
 }
 
-void http_offload(struct http_request *r, void (*work)(struct http_request *r), void (*resume)(struct http_request *r))
+void http_offload(struct http_request *r, struct workers *workers, void (*work)(struct http_request *r),
+                  void (*resume)(struct http_request *r))
 {
+    r->workers = workers;
     r->work = work;
     r->job.run = http_run_work;
     http_suspend(r, http_start_work, NULL, resume);

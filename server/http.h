@@ -82,6 +82,7 @@ struct http_request {
     void *work_state; /* of a handler; work_destroy, when set, frees it */
     void (*work_destroy)(struct http_request *r);
     void (*resume)(struct http_request *r); /* runs on the listener thread after http_resume */
+    struct workers *workers;
     struct workers_job job;
     void (*work)(struct http_request *r);
 
@@ -113,8 +114,9 @@ void http_reply_response(struct http_request *r, int status, struct MHD_Response
 
 /* ---- waiting ------------------------------------------------------------------------------------------------ */
 
-/* Runs `work` on a worker thread with the connection suspended, then `resume` here. */
-void http_offload(struct http_request *r, void (*work)(struct http_request *r), void (*resume)(struct http_request *r));
+/* Runs `work` on one of the workers' threads with the connection suspended, then, unless it has answered, `resume` here. */
+void http_offload(struct http_request *r, struct workers *workers, void (*work)(struct http_request *r),
+                  void (*resume)(struct http_request *r));
 /* Suspends around `start`, which hands the request to someone: true means that http_resume will be called, false that it has failed
  * the request. `cancel` (NULL: none) is called if the client goes away in between, with the connection's lock held. False when the
  * client has gone already: nothing was started and there is nothing to answer. */

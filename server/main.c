@@ -30,6 +30,7 @@
 #define MAIN_FAILED_S 2 /* after the device failed: time for waiting clients to be told */
 #define MAIN_WORKERS 4
 #define MAIN_WORKERS_WAITING 64
+#define MAIN_PARSERS 2
 
 enum { EXIT_GOOD = 0, EXIT_BAD = 1, EXIT_USAGE = 2 };
 
@@ -289,7 +290,8 @@ static int main_run(struct main_state *m)
     s->metrics = metrics_create(route, route_count + 1);
     s->watch = watch_create();
     s->workers = workers_create(MAIN_WORKERS, MAIN_WORKERS_WAITING);
-    if (m->wake >= 0 && s->metrics && s->watch && s->workers)
+    s->parsers = workers_create(MAIN_PARSERS, (int)o->max_connections);
+    if (m->wake >= 0 && s->metrics && s->watch && s->workers && s->parsers)
         http = http_start(s, &m->listeners, message, sizeof message);
     if (!http || pthread_create(&signals, NULL, main_take_signals, m) != 0) {
         log_message(LOG_LEVEL_ERROR, "%s", message);
@@ -314,6 +316,7 @@ static int main_run(struct main_state *m)
 out:
     http_stop(http);
     workers_destroy(s->workers);
+    workers_destroy(s->parsers);
     atomic_store(&s->engine, NULL);
     engine_destroy(engine);
     watch_destroy(s->watch);

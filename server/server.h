@@ -26,7 +26,8 @@ struct server {
     struct auth *auth;
     struct metrics *metrics;
     struct watch *watch;
-    struct workers *workers;
+    struct workers *workers; /* for adapter calls, which block */
+    struct workers *parsers; /* for JSON so long that other connections would wait for it */
     struct spool *spool;
     atomic_int connections;
     atomic_int requests; /* heads that have arrived and whose answers are not out yet */

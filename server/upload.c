@@ -198,7 +198,7 @@ void upload_handle(struct http_request *r)
     struct upload *u = r->state;
     const char *missing = !u->seen[0] ? upload_field[0] : !u->seen[1] ? upload_field[1] : NULL;
     if (multipart_complete(u->form) && !missing) {
-        http_offload(r, upload_work, upload_answer);
+        http_offload(r, r->server->workers, upload_work, upload_answer);
         return;
     }
     if (!multipart_complete(u->form))

@@ -79,7 +79,7 @@ static void vllm_load_answer(struct http_request *r)
 void vllm_load(struct http_request *r)
 {
     if (vllm_parse(r, true))
-        http_offload(r, vllm_load_work, vllm_load_answer);
+        http_offload(r, r->server->workers, vllm_load_work, vllm_load_answer);
 }
 
 static void vllm_unload_work(struct http_request *r)
@@ -105,7 +105,7 @@ static void vllm_unload_answer(struct http_request *r)
 void vllm_unload(struct http_request *r)
 {
     if (vllm_parse(r, false))
-        http_offload(r, vllm_unload_work, vllm_unload_answer);
+        http_offload(r, r->server->workers, vllm_unload_work, vllm_unload_answer);
 }
 
 static json_t *vllm_card(const struct http_request *r, const char *id, const char *parent, int64_t created)

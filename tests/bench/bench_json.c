@@ -69,7 +69,7 @@ static bool bench_type(enum dtype type)
         struct proto_infer infer;
         struct proto_error error;
         double start = now_ms();
-        ok = proto_infer_parse(text, used, -1, &infer, &error) == PROTO_OK;
+        ok = proto_infer_parse(text, used, -1, NULL, &infer, &error) == PROTO_OK;
         parse[run] = now_ms() - start;
         if (!ok) {
             fprintf(stderr, "parse: %s\n", error.message);

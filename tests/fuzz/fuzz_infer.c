@@ -88,7 +88,7 @@ static void check_round_trip(const struct proto_tensor *tensor, bool binary)
         char *text = malloc(length + 16);
         HOLDS(outputs && text);
         int n = snprintf(text, length + 16, "{\"inputs\":%s", outputs);
-        HOLDS(n > 0 && !proto_infer_parse(text, (size_t)n, -1, &again, &error));
+        HOLDS(n > 0 && !proto_infer_parse(text, (size_t)n, -1, NULL, &again, &error));
         HOLDS(again.input[0].bytes == tensor->bytes && (!tensor->bytes || !memcmp(again.input[0].data, tensor->data, tensor->bytes)));
         proto_infer_finish(&again);
         free(text);
@@ -130,7 +130,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t length)
     }
     struct proto_infer infer;
     struct proto_error error;
-    enum proto_code code = proto_infer_parse(body, length, head, &infer, &error);
+    enum proto_code code = proto_infer_parse(body, length, head, NULL, &infer, &error);
     if (code) {
         HOLDS(!infer.inputs);
         check_error(code, &error);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Malformed infer requests: each gets its status, its code and a sentence that names what is wrong; the server goes on."""
 import json
+import struct
 
 from harness import *
 
@@ -245,6 +246,25 @@ def test_layers_and_adapters():
         for raw_bytes in (b"\xff\xff\xff\xff" + body[n - 10:], b"\x00\x00\x00\x00" + body[n - 10:], b"\x07\x00\x00\x00" + body[n - 10:]):
             r = s.call("POST", "/moe/forward", body[:n - 14] + raw_bytes, headers)
             assert r.status == 400, r
+
+
+def test_long_json_is_bounded_and_holds_nobody_up():
+    """Tensors from JSON count as memory in flight, and are scanned where no other connection waits for it."""
+    with Server("--max-inflight-bytes", "24M", "--max-body-bytes", "64M") as server:
+        ids = b",".join([b"0"] * 4_000_000)
+        body = b'{"inputs":[{"name":"expert_ids","datatype":"INT64","shape":[4000000],"data":[' + ids + b"]}]}"
+        check_error(server.call("POST", "/moe/forward", body), 413, "too_large", "--max-inflight-bytes", "32000000")
+        ids = b",".join([b"0"] * 2_000_000)
+        body = b'{"inputs":[{"name":"expert_ids","datatype":"INT64","shape":[2000000],"data":[' + ids + b"]}]}"
+        check_error(server.call("POST", "/moe/forward", body), 400, "bad_request", "hidden")
+        # An answer so long that it is written elsewhere, too, has the same numbers as a binary one.
+        t = tokens(rows=4096)
+        text = forward(server, t)
+        binary = forward(server, t, binary=True, parameters={"binary_data_output": True})
+        assert text.status == 200 and binary.status == 200, (text.status, binary.status)
+        raw = binary.body[int(binary.headers["inference-header-content-length"]):]
+        assert struct.pack(f"<{4096 * 64}f", *text.json()["outputs"][0]["data"]) == raw
+        assert forward(server, tokens()).status == 200
 
 
 run(globals())

@@ -31,7 +31,7 @@ static enum proto_code read_number(const char *number, enum dtype type, uint32_t
     int n = snprintf(text, sizeof text, "{\"inputs\":[{\"name\":\"x\",\"datatype\":\"%s\",\"shape\":[1],\"data\":[%s]}]}", dtype_name(type),
                      number);
     assert_in_range(n, 1, sizeof text - 1);
-    enum proto_code code = proto_infer_parse(text, (size_t)n, -1, &infer, error);
+    enum proto_code code = proto_infer_parse(text, (size_t)n, -1, NULL, &infer, error);
     *bits = 0;
     if (!code)
         memcpy(bits, infer.input[0].data, dtype_size(type));

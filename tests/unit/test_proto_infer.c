@@ -19,7 +19,7 @@ static enum proto_code parse_bytes(const void *bytes, size_t length, int64_t jso
     assert_non_null(*copy);
     memcpy(*copy, bytes, length);
     memset(error, 0, sizeof *error);
-    return proto_infer_parse(*copy, length, json_length, out, error);
+    return proto_infer_parse(*copy, length, json_length, NULL, out, error);
 }
 
 static void refuse_bytes(const void *bytes, size_t length, int64_t json_length, enum proto_code code, const char *sentence)

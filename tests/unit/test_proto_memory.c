@@ -65,7 +65,7 @@ static enum proto_code run_infer(void)
         "\"outputs\":[{\"name\":\"hidden\",\"parameters\":{\"binary_data\":true}}]}";
     struct proto_infer infer;
     struct proto_error error;
-    enum proto_code code = proto_infer_parse(text, sizeof text - 1, -1, &infer, &error);
+    enum proto_code code = proto_infer_parse(text, sizeof text - 1, -1, NULL, &infer, &error);
     if (code)
         assert_int_equal(error.code, code);
     proto_infer_finish(&infer);

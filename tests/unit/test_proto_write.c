@@ -108,7 +108,7 @@ static void answer_round_trip(void **state)
         memcpy(text, head, (size_t)n);
         strcpy(text + n, outputs);
         struct proto_infer infer;
-        assert_int_equal(proto_infer_parse(text, strlen(text), -1, &infer, &error), PROTO_OK);
+        assert_int_equal(proto_infer_parse(text, strlen(text), -1, NULL, &infer, &error), PROTO_OK);
         assert_int_equal(infer.input[0].bytes, bytes);
         assert_memory_equal(infer.input[0].data, data, bytes);
         proto_infer_finish(&infer);

@@ -93,7 +93,8 @@ static enum engine_code budget(const struct kernel_table *kernels, struct model 
     if (fit)
         snprintf(advice, sizeof advice, "--layers %d-%d would fit", model->held_layers[0], model->held_layers[fit - 1]);
     return engine_fail(error, ENGINE_OUT_OF_DEVICE_MEMORY,
-                       "the weights of %d layers need %" PRId64 " bytes of device memory (%.1f GiB), %" PRId64 " are free (%.1f GiB); %s",
+                       "the weights of %d layers need %" PRId64 " bytes of device memory (%.1f GiB), %" PRId64
+                       " are free for them (%.1f GiB); %s",
                        model->layers, total, (double)total / 0x1p30, have, (double)have / 0x1p30, advice);
 }
 

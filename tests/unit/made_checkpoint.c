@@ -212,6 +212,11 @@ static void heap_free(struct device *device, uint64_t address, size_t bytes)
     free((void *)(uintptr_t)address);
 }
 
+static size_t heap_prepare_bytes(struct device *device, const struct device_limits *limits)
+{
+    return limits->dims.hidden > 0 && limits->layers > 0 ? heap_of(device)->batches : 0;
+}
+
 static void heap_memory_info(struct device *device, int64_t *total, int64_t *free_now) { *total = *free_now = heap_of(device)->memory; }
 
 static void *heap_host_alloc(struct device *device, size_t bytes)
@@ -241,6 +246,7 @@ void heap_device_init(struct heap_device *d, const struct kernel_table *kernels,
     static const struct device_ops ops = {
         .alloc = heap_alloc,
         .free = heap_free,
+        .prepare_bytes = heap_prepare_bytes,
         .memory_info = heap_memory_info,
         .host_alloc = heap_host_alloc,
         .host_free = heap_host_free,

@@ -40,6 +40,7 @@ float made_value(int32_t layer, int32_t expert, int kind, int32_t row, int32_t c
 
 struct heap_device {
     struct device device;
+    size_t batches; /* what its prepare will take */
     int64_t memory; /* what memory_info calls free */
     int64_t allocated; /* bytes that are out */
     int64_t allocations_left; /* alloc fails at 0; -1: never */

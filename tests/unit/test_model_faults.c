@@ -414,7 +414,12 @@ static void memory_is_budgeted_before_it_is_taken(void **state)
     heap_device_init(&d, kernels_ref(), true);
     d.memory = 3 * 49152 - 1;
     expect(model_load(&d.device, &options, NULL, &model, &e), &e, ENGINE_OUT_OF_DEVICE_MEMORY,
-           "4 layers need 196608 bytes of device memory (0.0 GiB), 147455 are free (0.0 GiB); --layers 0-1 would fit");
+           "4 layers need 196608 bytes of device memory (0.0 GiB), 147455 are free for them (0.0 GiB); --layers 0-1 would fit");
+    d.batches = 49152; /* as if that were taken */
+    expect(model_load(&d.device, &options, NULL, &model, &e), &e, ENGINE_OUT_OF_DEVICE_MEMORY, "98303 are free for them");
+    d.batches = SIZE_MAX / 2;
+    expect(model_load(&d.device, &options, NULL, &model, &e), &e, ENGINE_OUT_OF_DEVICE_MEMORY, "0 are free for them");
+    d.batches = 0;
     d.memory = 100;
     expect(model_load(&d.device, &options, NULL, &model, &e), &e, ENGINE_OUT_OF_DEVICE_MEMORY, "not even one layer would fit");
     d.memory = 4 * 49152;

@@ -99,45 +99,106 @@ __device__ __forceinline__ void ring_wait(uint32_t bars, int stage, uint32_t pha
 #endif
 }
 
-/* s or B of a run: k columns 16 i + 4 t .. + 3 for this thread; a last half step of 8 has 2 columns a thread. */
+/* What lane n keeps of row n of a chunk, from one pair of the chunk to the next. */
+struct decode_rows {
+    int chunk; /* -1: of none */
+    int adapter;
+    struct kernel_lora_entry entry[2]; /* gate and up, or down */
+};
+
+/* 16 ranks of a row of B or s from k on, 4 a thread: 2 in lo, 2 in hi; a last half step of 8 has 2 a thread. */
 struct decode_quad {
     uint32_t lo, hi;
 };
 
-__device__ __forceinline__ struct decode_quad load_quad(const uint8_t *row, int k, int rank, int t, bool valid)
+__device__ __forceinline__ struct decode_quad load_quad(const uint8_t *row, int k, int rank, int t)
 {
     struct decode_quad q = {0, 0};
-    if (!valid)
-        return q;
     if (k + 16 <= rank) {
         uint2 v = *reinterpret_cast<const uint2 *>(row + 2 * k + 8 * t);
         q.lo = v.x;
         q.hi = v.y;
-    } else {
+    } else if (k < rank) {
         q.lo = *reinterpret_cast<const uint32_t *>(row + 2 * k + 4 * t);
     }
     return q;
 }
 
-/* acc += B s for one projection of one run. Rows g and g + 8 of the tile lie at b0 and b1; NULL: a half that this projection
- * does not touch. */
-template <typename OP, int NT>
-__device__ __forceinline__ void decode_expand(float (&acc)[NT][4], const uint8_t *b0, const uint8_t *b1, int rank, const uint8_t *s,
-                                              size_t s_stride, unsigned run, int g, int t)
+/* One step of a fold: 16 ranks of one run of rows with one adapter. */
+template <int NT> struct decode_step {
+    struct decode_quad a[2]; /* rows g and g + 8 of the tile: of B, or of gate's and up's B */
+    struct decode_quad s[2][NT]; /* of rows g of the chunk's eights; zeros for rows outside the run */
+};
+
+/* acc += B s for every run of adapted rows. Loads of a step are under way while the one before is computed. */
+template <typename OP, bool DOWN, int NT>
+__device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct kernel_forward &f, const struct decode_rows &rows, int group,
+                                            int begin)
 {
-    for (int k = 0; k < rank; k += 16) {
-        struct decode_quad lo = load_quad(b0, k, rank, t, b0 != NULL), hi = load_quad(b1, k, rank, t, b1 != NULL);
-#pragma unroll
-        for (int j = 0; j < NT; j++) {
-            struct decode_quad v = load_quad(s + (size_t)(j * 8 + g) * s_stride, k, rank, t, run >> (j * 8 + g) & 1);
-            mma_16816<OP>(acc[j], lo.lo, hi.lo, lo.hi, hi.hi, v.lo, v.hi);
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const size_t stride = (size_t)f.lora.max_rank * 2;
+    const uint8_t *s0 = (const uint8_t *)(DOWN ? f.s_down : f.s_gate) + (begin + g) * stride;
+    const uint8_t *s1 = (const uint8_t *)f.s_up + (begin + g) * stride;
+    unsigned left = __ballot_sync(~0u, rows.adapter >= 0 && (rows.entry[0].a != 0 || (!DOWN && rows.entry[1].a != 0))), run = 0;
+    const uint8_t *b0 = NULL, *b1 = NULL;
+    int r0 = 0, r1 = 0, k = 0;
+    struct decode_step<NT> now, next;
+    bool have = false;
+    for (;;) {
+        /* On to the next 16 ranks, or to the next run. */
+        k += 16;
+        bool more = k < max(r0, r1);
+        if (!more && left) {
+            const int lead = __ffs(left) - 1, adapter = __shfl_sync(~0u, rows.adapter, lead);
+            run = __ballot_sync(~0u, rows.adapter == adapter);
+            left &= ~run;
+            b0 = (const uint8_t *)__shfl_sync(~0u, rows.entry[0].b, lead);
+            r0 = __shfl_sync(~0u, rows.entry[0].a ? rows.entry[0].rank : 0, lead);
+            if (DOWN) {
+                r1 = r0;
+                b1 = b0 + (size_t)(group * 16 + 8 + g) * r1 * 2;
+            } else {
+                r1 = __shfl_sync(~0u, rows.entry[1].a ? rows.entry[1].rank : 0, lead);
+                b1 = (const uint8_t *)__shfl_sync(~0u, rows.entry[1].b, lead) + (size_t)(group * 8 + g) * r1 * 2;
+            }
+            b0 += (size_t)(group * (DOWN ? 16 : 8) + g) * r0 * 2;
+            k = 0;
+            more = true;
         }
+        if (more) {
+            next.a[0] = load_quad(b0, k, r0, t);
+            next.a[1] = load_quad(b1, k, r1, t);
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+                const bool in_run = run >> (j * 8 + g) & 1;
+                next.s[0][j] = load_quad(s0 + j * 8 * stride, k, in_run ? r0 : 0, t);
+                if (!DOWN)
+                    next.s[1][j] = load_quad(s1 + j * 8 * stride, k, in_run ? r1 : 0, t);
+            }
+        }
+        if (have) {
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+                if (DOWN) {
+                    mma_16816<OP>(acc[j], now.a[0].lo, now.a[1].lo, now.a[0].hi, now.a[1].hi, now.s[0][j].lo, now.s[0][j].hi);
+                } else {
+                    /* 8 ranks of both in one: gate's rows and s in the lower half of k, up's in the upper. */
+                    mma_16816<OP>(acc[j], now.a[0].lo, 0, 0, now.a[1].lo, now.s[0][j].lo, now.s[1][j].lo);
+                    mma_16816<OP>(acc[j], now.a[0].hi, 0, 0, now.a[1].hi, now.s[0][j].hi, now.s[1][j].hi);
+                }
+            }
+        }
+        if (!more)
+            break;
+        now = next;
+        have = true;
     }
 }
 
 template <typename OP, bool DOWN, bool LORA, int NT>
 __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, const struct decode_block &b, struct decode_cursor *fill,
-                                            int expert, int group, int begin, int count, uint32_t ring, uint32_t bars, uint32_t *turn)
+                                            struct decode_rows *rows, int number, int expert, int group, int begin, int count,
+                                            uint32_t ring, uint32_t bars, uint32_t *turn)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const size_t ldx = DOWN ? f.dims.inter_pad : f.dims.hidden_pad;
@@ -152,16 +213,10 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         if (x[j])
             x[j] += 16 * t;
     }
-    /* Lane n keeps what belongs to row n of the chunk. */
-    int adapter = -1;
-    struct kernel_lora_entry entry0 = {}, entry1 = {};
-    if (LORA && lane < count) {
-        adapter = adapter_at(f, begin + lane);
-        if (adapter >= 0) {
-            entry0 = *lora_entry(f, adapter, expert, DOWN ? KERNEL_DOWN : KERNEL_GATE);
-            if (!DOWN)
-                entry1 = *lora_entry(f, adapter, expert, KERNEL_UP);
-        }
+    const bool fresh = LORA && rows->chunk != number;
+    if (fresh) {
+        rows->chunk = number;
+        rows->adapter = adapter_at(f, begin + min(lane, count - 1));
     }
 
     float acc[NT][4];
@@ -174,6 +229,14 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
             next[j][p] = x[j] ? *reinterpret_cast<const uint4 *>(x[j] + 8 * p) : make_uint4(0, 0, 0, 0);
     }
     for (int k = 0; k < b.blocks; k++) {
+        if (LORA && fresh && k == (b.blocks > 1)) {
+            /* The adapters have come by now, and the entries will have by the end. */
+            rows->adapter = lane < count ? rows->adapter : -1;
+            const int some = max(rows->adapter, 0);
+            rows->entry[0] = *lora_entry(f, some, expert, DOWN ? KERNEL_DOWN : KERNEL_GATE);
+            if (!DOWN)
+                rows->entry[1] = *lora_entry(f, some, expert, KERNEL_UP);
+        }
         uint4 now[NT][2];
 #pragma unroll
         for (int j = 0; j < NT; j++) {
@@ -208,28 +271,8 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         }
     }
 
-    if (LORA) {
-        unsigned left = __ballot_sync(~0u, adapter >= 0 && (entry0.a != 0 || entry1.a != 0));
-        const size_t stride = (size_t)f.lora.max_rank * 2;
-        while (left) {
-            int lead = __ffs(left) - 1, a = __shfl_sync(~0u, adapter, lead);
-            unsigned run = __ballot_sync(~0u, adapter == a);
-            left &= ~run;
-            uint64_t b0 = __shfl_sync(~0u, entry0.a ? entry0.b : 0, lead), b1 = __shfl_sync(~0u, entry1.a ? entry1.b : 0, lead);
-            int r0 = __shfl_sync(~0u, entry0.rank, lead), r1 = __shfl_sync(~0u, entry1.rank, lead);
-            if (DOWN) {
-                const uint8_t *m = (const uint8_t *)b0 + (size_t)(group * 16 + g) * r0 * 2;
-                decode_expand<OP, NT>(acc, m, m + (size_t)8 * r0 * 2, r0, (const uint8_t *)f.s_down + begin * stride, stride, run, g, t);
-            } else {
-                if (b0)
-                    decode_expand<OP, NT>(acc, (const uint8_t *)b0 + (size_t)(group * 8 + g) * r0 * 2, NULL, r0,
-                                          (const uint8_t *)f.s_gate + begin * stride, stride, run, g, t);
-                if (b1)
-                    decode_expand<OP, NT>(acc, NULL, (const uint8_t *)b1 + (size_t)(group * 8 + g) * r1 * 2, r1,
-                                          (const uint8_t *)f.s_up + begin * stride, stride, run, g, t);
-            }
-        }
-    }
+    if (LORA)
+        decode_fold<OP, DOWN, NT>(acc, f, *rows, group, begin);
 
     if (DOWN) {
         int c = group * 16 + g;
@@ -293,16 +336,18 @@ __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_
     cursor_set(&fill, b, experts, item);
     for (int i = 0; i < RING; i++)
         ring_fill(&fill, b, experts, ring, bars, i);
+    struct decode_rows rows = {};
+    rows.chunk = -1;
     uint32_t turn = 0;
     for (; item < b.end; item += DECODE_WARPS) {
         int v = item / b.groups, e = chunks_find(first, experts, v), group = item - v * b.groups;
         int begin = offset[e] + (v - first[e]) * DECODE_CHUNK, count = min(DECODE_CHUNK, offset[e + 1] - begin);
         if (count <= 8)
-            decode_pair<OP, DOWN, LORA, 1>(f, b, &fill, e, group, begin, count, ring, bars, &turn);
+            decode_pair<OP, DOWN, LORA, 1>(f, b, &fill, &rows, v, e, group, begin, count, ring, bars, &turn);
         else if (count <= 16)
-            decode_pair<OP, DOWN, LORA, 2>(f, b, &fill, e, group, begin, count, ring, bars, &turn);
+            decode_pair<OP, DOWN, LORA, 2>(f, b, &fill, &rows, v, e, group, begin, count, ring, bars, &turn);
         else
-            decode_pair<OP, DOWN, LORA, 4>(f, b, &fill, e, group, begin, count, ring, bars, &turn);
+            decode_pair<OP, DOWN, LORA, 4>(f, b, &fill, &rows, v, e, group, begin, count, ring, bars, &turn);
     }
 #if CUDA_PORTABLE
     copy_async_wait<0>();

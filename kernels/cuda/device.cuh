@@ -88,6 +88,8 @@ __device__ __forceinline__ void copy_async_16(uint32_t dst, const void *src, boo
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
+__device__ __forceinline__ void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 __device__ __forceinline__ uint4 shared_load_16(uint32_t address)
 {
     uint4 v;
@@ -186,6 +188,17 @@ __device__ __forceinline__ int chunks_find(const int *first, int experts, int v)
 __device__ __forceinline__ int adapter_at(const struct kernel_forward &f, int position)
 {
     return f.batch.row[f.batch.slot_row[f.routing.order[position]]].adapter;
+}
+
+/* first[e] = the first segment of each expert that has any; for all threads of a block, before a barrier. */
+__device__ __forceinline__ void segments_first(int *first, const struct kernel_forward &f)
+{
+    const int segments = *f.routing.segment_count;
+    for (int i = threadIdx.x; i < segments; i += blockDim.x) {
+        int expert = f.routing.segment_expert[i];
+        if (i == 0 || f.routing.segment_expert[i - 1] != expert)
+            first[expert] = i;
+    }
 }
 
 __device__ __forceinline__ const struct kernel_lora_entry *lora_entry(const struct kernel_forward &f, int adapter, int expert,

@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Slots up to which route is one launch; above, a counting sort in several. */
-#define CUDA_ROUTE_SMALL 4096
+#define CUDA_ROUTE_SMALL 1024
 #define CUDA_ROUTE_BLOCK 1024
 
 struct kernel_stream {

@@ -36,49 +36,34 @@ __device__ __forceinline__ void piece_add(struct lora_piece *piece, int *pieces,
     ++*pieces;
 }
 
-/* Lists the pieces of positions [begin, begin + count) of an expert; by one warp. Returns their number; *blocks is how many extra
- * blocks they need. `piece` holds 2 * count. */
+/* Lists the pieces of positions [begin, begin + count) of an expert, whose first segment is `segment`; by one warp. Returns their number;
+ * *blocks is how many extra blocks they need. `piece` holds 2 * count. */
 template <bool DOWN>
-__device__ __forceinline__ int pieces_build(const struct kernel_forward &f, int expert, int begin, int count, struct lora_piece *piece,
-                                            int *blocks)
+__device__ __forceinline__ int pieces_build(const struct kernel_forward &f, int segment, int expert, int begin, int count,
+                                            struct lora_piece *piece, int *blocks)
 {
-    const int lane = threadIdx.x % 32;
-    int pieces = 0, slots = 0, n = 0;
-    while (n < count) {
-        /* Rows n .. n + 31; the run that reaches past them is looked at again from its beginning, unless it fills them all. */
-        int at = n + lane, a = at < count ? adapter_at(f, begin + at) : -2;
+    const int lane = threadIdx.x % 32, segments = *f.routing.segment_count;
+    int pieces = 0, slots = 0;
+    for (bool more = true; more; segment += 32) {
+        /* 32 segments at a time, up to the first that begins past the tile. */
+        const int i = min(segment + lane, segments - 1), from = f.routing.segment_begin[i], to = f.routing.segment_begin[i + 1];
+        const int adapter = f.routing.segment_adapter[i];
+        const bool mine = segment + lane < segments && from < begin + count;
         struct kernel_lora_entry e0 = {}, e1 = {};
-        if (a >= 0) {
-            e0 = *lora_entry(f, a, expert, DOWN ? KERNEL_DOWN : KERNEL_GATE);
+        if (mine && to > begin && adapter >= 0) {
+            e0 = *lora_entry(f, adapter, expert, DOWN ? KERNEL_DOWN : KERNEL_GATE);
             if (!DOWN)
-                e1 = *lora_entry(f, a, expert, KERNEL_UP);
+                e1 = *lora_entry(f, adapter, expert, KERNEL_UP);
         }
-        int done = 0;
-        while (done < 32 && n + done < count) {
-            int run = __shfl_sync(~0u, a, done), length;
-            unsigned other = __ballot_sync(~0u, lane >= done && a != run);
-            length = other ? __ffs(other) - 1 - done : 32 - done;
-            int begin_row = n + done, end_row = begin_row + length;
-            if (!other) {
-                /* The run goes on to an unknown end: 32 rows at a time. */
-                while (end_row < count) {
-                    int ahead = end_row + lane < count ? adapter_at(f, begin + end_row + lane) : -2;
-                    unsigned stop = __ballot_sync(~0u, ahead != run);
-                    end_row += stop ? __ffs(stop) - 1 : 32;
-                    if (stop)
-                        break;
-                }
-            }
-            if (run >= 0) {
-                piece_add(piece, &pieces, &slots, __shfl_sync(~0u, e0.a ? e0.b : 0, done), begin_row, end_row,
-                          __shfl_sync(~0u, e0.rank, done), 0);
-                if (!DOWN)
-                    piece_add(piece, &pieces, &slots, __shfl_sync(~0u, e1.a ? e1.b : 0, done), begin_row, end_row,
-                              __shfl_sync(~0u, e1.rank, done), PIECE_UP);
-            }
-            done = end_row - n;
+        more = __all_sync(~0u, mine);
+        for (unsigned left = __ballot_sync(~0u, e0.a != 0 || e1.a != 0); left; left &= left - 1) {
+            const int lead = __ffs(left) - 1;
+            const int first = max(0, __shfl_sync(~0u, from, lead) - begin), last = min(count, __shfl_sync(~0u, to, lead) - begin);
+            piece_add(piece, &pieces, &slots, __shfl_sync(~0u, e0.a ? e0.b : 0, lead), first, last, __shfl_sync(~0u, e0.rank, lead), 0);
+            if (!DOWN)
+                piece_add(piece, &pieces, &slots, __shfl_sync(~0u, e1.a ? e1.b : 0, lead), first, last, __shfl_sync(~0u, e1.rank, lead),
+                          PIECE_UP);
         }
-        n += done;
     }
     *blocks = (slots + 7) / 8;
     return pieces;

@@ -25,6 +25,9 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 2) prefill_kernel(const __gri
     const int experts = f.dims.experts;
     struct lora_piece *piece = (struct lora_piece *)(shared + STAGES * STAGE_BYTES);
     int *offset = (int *)(shared + STAGES * STAGE_BYTES + (LORA ? PIECES * sizeof *piece : 0)), *first = offset + experts + 1;
+    int *segment = first + experts + 1;
+    if (LORA)
+        segments_first(segment, f);
     const int chunks = chunks_scan(offset, first, f.routing.expert_offset, experts, TILE_N);
     const int all_groups = DOWN ? f.dims.hidden_pad / 16 : f.dims.inter_pad / 8, row_tiles = (all_groups * 16 + TILE_M - 1) / TILE_M;
     const int ldx = DOWN ? f.dims.inter_pad : f.dims.hidden_pad, blocks = ldx / CUDA_BLOCK_K;
@@ -52,7 +55,7 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 2) prefill_kernel(const __gri
         int extra = 0, pieces = 0, cursor = 0;
         if (LORA) {
             if (warp == 0) {
-                int n = pieces_build<DOWN>(f, e, begin, count, piece, &extra);
+                int n = pieces_build<DOWN>(f, segment[e], e, begin, count, piece, &extra);
                 if (lane == 0)
                     extra_blocks = extra, extra_pieces = n;
             }
@@ -160,7 +163,7 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 2) prefill_kernel(const __gri
 
 static size_t prefill_shared(int experts, bool lora)
 {
-    return STAGES * STAGE_BYTES + (lora ? PIECES * sizeof(struct lora_piece) : 0) + 8 * ((size_t)experts + 1);
+    return STAGES * STAGE_BYTES + (lora ? PIECES * sizeof(struct lora_piece) : 0) + 12 * ((size_t)experts + 1);
 }
 
 template <typename OP, bool DOWN, bool LORA> static cudaError_t prefill_launch(struct kernel_stream *stream, const struct kernel_forward *f)

@@ -16,7 +16,7 @@
 #define HOPPER_THREADS 384
 #define STAGES 4
 #define STAGE_BYTES (48 * 1024)
-#define LAG 2 /* stages that a producer has in flight before it says that one is there */
+#define LIST_AT 2 /* the block at which producers list a tile's pieces: with some stages filled, nobody waits for it */
 #define MOST_N 256
 #define WIDE_N 128 /* up to here tiles have 256 weight rows */
 #define PIECES (2 * MOST_N)
@@ -28,7 +28,7 @@ struct hopper_shared {
     int extra[TILES_AHEAD]; /* extra blocks of a tile */
     int pieces;
     struct lora_piece piece[PIECES];
-    int offset[KERNEL_MAX_EXPERTS + 1], first[KERNEL_MAX_EXPERTS + 1];
+    int offset[KERNEL_MAX_EXPERTS + 1], first[KERNEL_MAX_EXPERTS + 1], segment[KERNEL_MAX_EXPERTS];
 };
 
 struct hopper_tile {
@@ -115,20 +115,6 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, number++) {
         const struct hopper_tile t = hopper_tile_at(s, experts, groups, tile);
         int extra = 0, pieces = 0, cursor = 0;
-        if (f.lora.entry) {
-            /* The pieces of the tile before are no longer read. */
-            asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
-            if (threadIdx.x < 32) {
-                pieces = pieces_build<DOWN>(f, t.expert, t.begin, t.count, s->piece, &extra);
-                if (threadIdx.x == 0) {
-                    s->extra[number % TILES_AHEAD] = extra;
-                    s->pieces = pieces;
-                }
-            }
-            asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
-            extra = s->extra[number % TILES_AHEAD];
-            pieces = s->pieces;
-        }
         uint32_t from[MOST_N / 16]; /* where this thread's rows of x begin */
 #pragma unroll
         for (int i = 0; i < MOST_N / 16; i++) {
@@ -137,10 +123,25 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                 from[i] = (DOWN ? (uint32_t)(t.begin + n) : (uint32_t)f.batch.slot_row[f.routing.order[t.begin + n]]) * ldx + chunk;
         }
         const uint8_t *w = weights + ((size_t)t.expert * groups + t.group) * blocks * CUDA_BLOCK_BYTES;
+        const int list_at = min(LIST_AT, blocks - 1);
         const uint32_t x_at = t.wide ? 32 * 1024 : 16 * 1024;
         for (int k = 0; k < blocks + extra; k++, turn++) {
             const uint32_t stage = turn % STAGES, at = ring + stage * STAGE_BYTES, full = smem_address(&s->full[stage]);
             barrier_wait(smem_address(&s->empty[stage]), (turn / STAGES & 1) ^ 1);
+            if (f.lora.entry && k == list_at) {
+                /* Behind the first barrier nobody reads the pieces of the tile before. */
+                asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
+                if (threadIdx.x < 32) {
+                    pieces = pieces_build<DOWN>(f, s->segment[t.expert], t.expert, t.begin, t.count, s->piece, &extra);
+                    if (threadIdx.x == 0) {
+                        s->extra[number % TILES_AHEAD] = extra;
+                        s->pieces = pieces;
+                    }
+                }
+                asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
+                extra = s->extra[number % TILES_AHEAD];
+                pieces = s->pieces;
+            }
             if (k < blocks) {
                 if (threadIdx.x < 32) {
                     if (threadIdx.x == 0)
@@ -172,18 +173,11 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                 if (threadIdx.x == 0)
                     barrier_arrive(full);
             }
-            copy_async_commit();
-            if (turn >= LAG) {
-                copy_async_wait<LAG>();
-                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                barrier_arrive(smem_address(&s->full[(turn - LAG) % STAGES]));
-            }
+            /* Arrives when this thread's copies have. */
+            asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
         }
     }
-    copy_async_wait<0>();
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    for (uint32_t i = turn < LAG ? 0 : turn - LAG; i < turn; i++)
-        barrier_arrive(smem_address(&s->full[i % STAGES]));
+    copy_async_wait_all();
 }
 
 /* ---- consumers ----------------------------------------------------------------------------------------- */
@@ -249,7 +243,9 @@ __device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, c
     for (int k = 0; k < total; k++, ++*turn) {
         const uint32_t stage = *turn % STAGES, at = ring + stage * STAGE_BYTES;
         barrier_wait(smem_address(&s->full[stage]), *turn / STAGES & 1);
-        if (k == 0 && f.lora.entry)
+        /* cp.async wrote by the generic proxy, wgmma reads by the other. */
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        if (k == blocks - 1 && f.lora.entry)
             total += s->extra[number % TILES_AHEAD];
         const uint64_t x = wgmma_tile(at + (MT == 2 ? 32 * 1024 : 16 * 1024)), w = wgmma_tile(at + consumer * MT * 8192);
         wgmma_begin();
@@ -289,6 +285,8 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
     launch_begin();
     const int groups = DOWN ? f.dims.hidden_pad / 16 : f.dims.inter_pad / 8;
     const int blocks = (DOWN ? f.dims.inter_pad : f.dims.hidden_pad) / CUDA_BLOCK_K;
+    if (f.lora.entry)
+        segments_first(s->segment, f);
     const int tiles = hopper_scan(s, f.routing.expert_offset, f.dims.experts, groups);
     if (threadIdx.x < PRODUCERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");

@@ -41,7 +41,7 @@ __device__ __forceinline__ void cursor_set(struct decode_cursor *c, const struct
     c->left = b.blocks;
     if (item < b.end) {
         int v = item / b.groups, e = chunks_find(b.first, experts, v);
-        c->next = b.weights + e * b.expert_bytes + (size_t)(item - v * b.groups) * b.blocks * CUDA_BLOCK_BYTES;
+        c->next = b.weights + e * b.expert_bytes + group_offset(item - v * b.groups, b.blocks);
     }
 }
 
@@ -77,7 +77,7 @@ __device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct 
             copy_async_16(ring + stage * CUDA_BLOCK_BYTES + i * 512 + threadIdx.x % 32 * 16, c->next + i * 512 + threadIdx.x % 32 * 16,
                           true);
 #endif
-        c->next += CUDA_BLOCK_BYTES;
+        c->next += CUDA_STRIP_BYTES;
         if (--c->left == 0)
             cursor_set(c, b, experts, c->item + DECODE_WARPS);
     }
@@ -130,7 +130,8 @@ template <int NT> struct decode_step {
     struct decode_quad s[2][NT]; /* of rows g of the chunk's eights; zeros for rows outside the run */
 };
 
-/* acc += B s for every run of adapted rows. Loads of a step are under way while the one before is computed. */
+/* acc += B s for every run of adapted rows. With few rows the loads of a step are under way while the one before is computed; with
+ * more there are no registers for that, and other warps fill the time. */
 template <typename OP, bool DOWN, int NT>
 __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct kernel_forward &f, const struct decode_rows &rows, int group,
                                             int begin)
@@ -142,6 +143,7 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
     unsigned left = __ballot_sync(~0u, rows.adapter >= 0 && (rows.entry[0].a != 0 || (!DOWN && rows.entry[1].a != 0))), run = 0;
     const uint8_t *b0 = NULL, *b1 = NULL;
     int r0 = 0, r1 = 0, k = 0;
+    constexpr bool AHEAD = NT == 1;
     struct decode_step<NT> now, next;
     bool have = false;
     for (;;) {
@@ -176,6 +178,10 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
                     next.s[1][j] = load_quad(s1 + j * 8 * stride, k, in_run ? r1 : 0, t);
             }
         }
+        if (!AHEAD && more) {
+            now = next;
+            have = true;
+        }
         if (have) {
 #pragma unroll
             for (int j = 0; j < NT; j++) {
@@ -190,8 +196,12 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
         }
         if (!more)
             break;
-        now = next;
-        have = true;
+        if (AHEAD) {
+            now = next;
+            have = true;
+        } else {
+            have = false;
+        }
     }
 }
 
@@ -219,15 +229,16 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         rows->adapter = adapter_at(f, begin + min(lane, count - 1));
     }
 
-    float acc[NT][4];
-    uint4 next[NT][2];
+    /* x of the blocks to come: with few rows there are registers for two. */
+    constexpr int AHEAD = NT <= 2 ? 2 : 1;
+    float acc[NT][4] = {};
+    uint4 next[AHEAD][NT][2];
+    auto load_x = [&](int j, int k, int p) {
+        return x[j] && k < b.blocks ? *reinterpret_cast<const uint4 *>(x[j] + (size_t)k * CUDA_BLOCK_K + 8 * p) : make_uint4(0, 0, 0, 0);
+    };
 #pragma unroll
-    for (int j = 0; j < NT; j++) {
-        acc[j][0] = acc[j][1] = acc[j][2] = acc[j][3] = 0.0f;
-#pragma unroll
-        for (int p = 0; p < 2; p++)
-            next[j][p] = x[j] ? *reinterpret_cast<const uint4 *>(x[j] + 8 * p) : make_uint4(0, 0, 0, 0);
-    }
+    for (int i = 0; i < AHEAD * NT * 2; i++)
+        next[i / 2 / NT][i / 2 % NT][i % 2] = load_x(i / 2 % NT, i / 2 / NT, i % 2);
     for (int k = 0; k < b.blocks; k++) {
         if (LORA && fresh && k == (b.blocks > 1)) {
             /* The adapters have come by now, and the entries will have by the end. */
@@ -239,13 +250,12 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         }
         uint4 now[NT][2];
 #pragma unroll
-        for (int j = 0; j < NT; j++) {
-#pragma unroll
-            for (int p = 0; p < 2; p++) {
-                now[j][p] = next[j][p];
-                if (x[j] && k + 1 < b.blocks)
-                    next[j][p] = *reinterpret_cast<const uint4 *>(x[j] + (size_t)(k + 1) * CUDA_BLOCK_K + 8 * p);
-            }
+        for (int i = 0; i < NT * 2; i++) {
+            const int j = i / 2, p = i % 2;
+            now[j][p] = next[0][j][p];
+            if (AHEAD == 2)
+                next[0][j][p] = next[AHEAD - 1][j][p];
+            next[AHEAD - 1][j][p] = load_x(j, k + AHEAD, p);
         }
         int stage = *turn % RING;
         ring_wait(bars, stage, *turn / RING & 1);

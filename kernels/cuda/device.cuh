@@ -41,16 +41,33 @@ template <> struct op_pair<__half> {
 
 /* ---- the activation ------------------------------------------------------------------------------------ */
 
-/* silu and gpt_oss are one formula, g sigmoid(alpha g) (u + beta) within limits. Clamps by comparison, so that NaN stays NaN. */
+/* silu and gpt_oss: g sigmoid(alpha g) (u + beta) within limits. The clamps keep NaN. */
+struct gated_linear {
+    float limit, scale, beta; /* scale: -alpha / ln 2 */
+};
+
+__device__ __forceinline__ struct gated_linear gated_linear_of(enum kernel_activation act)
+{
+    const bool oss = act == KERNEL_ACT_GPT_OSS;
+    struct gated_linear a = {oss ? 7.0f : __int_as_float(0x7f800000), (oss ? -1.702f : -1.0f) * 1.4426950408889634f, oss ? 1.0f : 0.0f};
+    return a;
+}
+
+__device__ __forceinline__ float activate_linear(const struct gated_linear &a, float g, float u)
+{
+    float e, r;
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(g) : "f"(a.limit));
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(u) : "f"(a.limit));
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(u) : "f"(-a.limit));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a.scale * g));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+    return g * r * (u + a.beta);
+}
+
 __device__ __forceinline__ float activate(enum kernel_activation act, float g, float u)
 {
-    if (act == KERNEL_ACT_SILU || act == KERNEL_ACT_GPT_OSS) {
-        const bool oss = act == KERNEL_ACT_GPT_OSS;
-        const float limit = oss ? 7.0f : __int_as_float(0x7f800000), alpha = oss ? 1.702f : 1.0f, beta = oss ? 1.0f : 0.0f;
-        g = g > limit ? limit : g;
-        u = u > limit ? limit : u < -limit ? -limit : u;
-        return __fdividef(g, 1.0f + __expf(-alpha * g)) * (u + beta);
-    }
+    if (act == KERNEL_ACT_SILU || act == KERNEL_ACT_GPT_OSS)
+        return activate_linear(gated_linear_of(act), g, u);
     float t = act == KERNEL_ACT_GELU ? erff(g * 0.70710678118654752f) : tanhf(0.79788456080286536f * (g + 0.044715f * g * g * g));
     return 0.5f * g * (1.0f + t) * u;
 }
@@ -135,6 +152,14 @@ template <typename K> static inline cudaError_t load(K *kernel, size_t shared)
     }
     cudaFuncAttributes a;
     return cudaFuncGetAttributes(&a, kernel);
+}
+
+/* ---- weights ------------------------------------------------------------------------------------------- */
+
+/* Where a group's first block lies in its expert's projection; the next follow CUDA_STRIP_BYTES apart. */
+__device__ __forceinline__ size_t group_offset(int group, int blocks)
+{
+    return ((size_t)(group / CUDA_STRIP_GROUPS) * blocks * CUDA_STRIP_GROUPS + group % CUDA_STRIP_GROUPS) * CUDA_BLOCK_BYTES;
 }
 
 /* ---- chunks of experts --------------------------------------------------------------------------------- */

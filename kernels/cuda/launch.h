@@ -2,10 +2,10 @@
  *
  * What table.c and the .cu files share: the stream, the layout constants and the launchers of every step.
  *
- * Layout of weights in device memory: an expert's projection is a sequence of groups of CUDA_GROUP_ROWS output rows; a group
- * holds, for each block of CUDA_BLOCK_K columns, 16 rows of 128 bytes, whose 16-byte chunk c of row r lies at chunk c ^ (r & 7).
- * That is the swizzle that shared memory wants, so any number of blocks of a group is one plain contiguous copy. In gate_up a
- * group is 8 gate rows, then the 8 up rows of the same channels: both halves of an activation land in one thread.
+ * Layout of weights in device memory: an expert's projection is a sequence of strips of 4 groups of CUDA_GROUP_ROWS output rows. A strip
+ * holds, for each block of CUDA_BLOCK_K columns, its groups' blocks one after the other: 16 rows of 128 bytes each, whose 16-byte
+ * chunk c of row r lies at chunk c ^ (r & 7). That is the swizzle that shared memory wants, so a strip's block is one plain copy. In
+ * gate_up a group is 8 gate rows, then the 8 up rows of the same channels: both halves of an activation land in one thread.
  */
 #ifndef EXPERTD_KERNELS_CUDA_LAUNCH_H
 #define EXPERTD_KERNELS_CUDA_LAUNCH_H

@@ -47,7 +47,7 @@ void cuda_span(const struct kernel_dims *d, enum kernel_projection p, int32_t ro
         out->count = 1;
         return;
     }
-    /* Half of every block of the groups that hold these channels. */
+    /* Half of every block of the strips that hold these channels. */
     out->offset = (size_t)row0 / 8 * blocks * CUDA_BLOCK_BYTES + (p == KERNEL_UP ? CUDA_BLOCK_BYTES / 2 : 0);
     out->width = CUDA_BLOCK_BYTES / 2;
     out->pitch = CUDA_BLOCK_BYTES;
@@ -80,7 +80,8 @@ void cuda_pack(const struct kernel_dims *d, enum kernel_projection p, int32_t ro
     for (size_t r0 = 0; r0 < padded; r0 += tile) {
         for (size_t k = 0; k < blocks; k++) {
             /* down is one long piece; gate and up a piece a block. */
-            size_t piece = r0 / tile * blocks + k;
+            size_t group = r0 / tile, strip = group / CUDA_STRIP_GROUPS;
+            size_t piece = (strip * blocks + k) * CUDA_STRIP_GROUPS + group % CUDA_STRIP_GROUPS;
             unsigned char *to = (unsigned char *)dst + (p == KERNEL_DOWN ? piece * tile_bytes : piece * dst_pitch);
             for (size_t r = 0; r < tile; r++)
                 pack_row(to + r * ROW_BYTES, r0 + r < (size_t)rows ? from + (r0 + r) * src_stride * 2 : NULL, k, width, r);

@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 2) prefill_kernel(const __gri
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int r = row0 + 32 * i;
-            w[i] = weights + ((size_t)e * all_groups + group + r / 16) * blocks * CUDA_BLOCK_BYTES + r % 16 * 128 + chunk * 16;
+            w[i] = weights + (size_t)e * all_groups * blocks * CUDA_BLOCK_BYTES + group_offset(group + r / 16, blocks) + r % 16 * 128 +
+                   chunk * 16;
             x[i] = r >= count ? NULL
                    : DOWN     ? (const OP *)f.h + (size_t)(begin + r) * ldx + chunk * 8
                               : (const OP *)f.x + (size_t)f.batch.slot_row[f.routing.order[begin + r]] * ldx + chunk * 8;
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 2) prefill_kernel(const __gri
                     for (int i = 0; i < 4; i++) {
                         /* The weights come swizzled; x is swizzled here. */
                         bool there = row0 + 32 * i < rows;
-                        copy_async_16(at + (row0 + 32 * i) * 128 + chunk * 16, there ? w[i] + (size_t)k * CUDA_BLOCK_BYTES : weights,
+                        copy_async_16(at + (row0 + 32 * i) * 128 + chunk * 16, there ? w[i] + (size_t)k * CUDA_STRIP_BYTES : weights,
                                       there);
                         copy_async_16(at + TILE_M * 128 + put + i * 4096, x[i] ? x[i] + (size_t)k * CUDA_BLOCK_K : (const OP *)weights,
                                       x[i] != NULL);

@@ -3,6 +3,8 @@
  * The two products for many rows an expert, for Hopper: wgmma with the weights as the M operand and up to 256 positions as N, so
  * that N can follow the number of rows in steps of 32 while weights come in whole groups.
  *
+ * Activations with a sigmoid only: models with the others take the portable product.
+ *
  * A block is one producer warpgroup and two consumers. The producers stream stages of 64 columns: weights by bulk copies, which are
  * swizzled at load, rows of x gathered by cp.async. A tile is 128 weight rows by up to 256 positions (a consumer holds 64 x N), or,
  * for experts with at most 128 rows, 256 weight rows (a consumer holds 2 x 64 x N), which halves how often x is read. A grid of one
@@ -109,20 +111,23 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
     const int experts = f.dims.experts, chunk = threadIdx.x % 8, row0 = threadIdx.x / 8;
     const uint32_t ldx = (uint32_t)blocks * 8; /* a row of x in chunks of 16 bytes */
     const uint32_t put = row0 * 128 + ((chunk ^ (row0 & 7)) * 16), ring = smem_address(stages);
-    const uint8_t *x = (const uint8_t *)(DOWN ? f.h : f.x), *weights = (const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up);
+    const uint8_t *x = (const uint8_t *)(DOWN ? f.h : f.x) + chunk * 16,
+                  *weights = (const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up);
     uint32_t turn = 0;
     int number = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, number++) {
         const struct hopper_tile t = hopper_tile_at(s, experts, groups, tile);
         int extra = 0, pieces = 0, cursor = 0;
-        uint32_t from[MOST_N / 16]; /* where this thread's rows of x begin */
+        uint32_t from[MOST_N / 16]; /* where this thread's rows of x begin, in 16 bytes; past the last the last again */
+        const int turns = (t.count + 15) / 16;
 #pragma unroll
         for (int i = 0; i < MOST_N / 16; i++) {
-            int n = row0 + 16 * i;
-            if (n < t.count)
-                from[i] = (DOWN ? (uint32_t)(t.begin + n) : (uint32_t)f.batch.slot_row[f.routing.order[t.begin + n]]) * ldx + chunk;
+            int position = t.begin + min(row0 + 16 * i, t.count - 1);
+            if (i < turns)
+                from[i] = (DOWN ? (uint32_t)position : (uint32_t)f.batch.slot_row[f.routing.order[position]]) * ldx;
         }
-        const uint8_t *w = weights + ((size_t)t.expert * groups + t.group) * blocks * CUDA_BLOCK_BYTES;
+        const uint8_t *w = weights + ((size_t)t.expert * groups + t.group) * blocks * CUDA_BLOCK_BYTES, *column = x;
+        asm volatile("" : "+l"(column)); /* in registers, or every copy loads it again */
         const int list_at = min(LIST_AT, blocks - 1);
         const uint32_t x_at = t.wide ? 32 * 1024 : 16 * 1024;
         for (int k = 0; k < blocks + extra; k++, turn++) {
@@ -143,21 +148,20 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                 pieces = s->pieces;
             }
             if (k < blocks) {
-                if (threadIdx.x < 32) {
-                    if (threadIdx.x == 0)
-                        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(t.groups * CUDA_BLOCK_BYTES)
-                                     : "memory");
-                    __syncwarp();
-                    if ((int)threadIdx.x < t.groups)
+                if (threadIdx.x == 0) {
+                    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(t.groups * CUDA_BLOCK_BYTES)
+                                 : "memory");
+                    for (int i = 0; i < t.groups / CUDA_STRIP_GROUPS; i++)
                         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                                         at + threadIdx.x * CUDA_BLOCK_BYTES),
-                                     "l"(w + ((size_t)threadIdx.x * blocks + k) * CUDA_BLOCK_BYTES), "n"(CUDA_BLOCK_BYTES), "r"(full)
+                                         at + i * CUDA_STRIP_BYTES),
+                                     "l"(w + ((size_t)i * blocks + k) * CUDA_STRIP_BYTES), "n"(CUDA_STRIP_BYTES), "r"(full)
                                      : "memory");
                 }
 #pragma unroll
                 for (int i = 0; i < MOST_N / 16; i++)
-                    if (row0 + 16 * i < t.count)
-                        copy_async_16(at + x_at + put + i * 2048, x + (size_t)(from[i] + k * 8) * 16, true);
+                    if (i < turns)
+                        copy_async_16(at + x_at + put + i * 2048, column + (size_t)from[i] * 16, true);
+                column += CUDA_BLOCK_K * 2;
             } else {
                 struct lora_piece p;
                 bool any = piece_at(s->piece, pieces, &cursor, (k - blocks) * 8 + chunk, &p);
@@ -191,7 +195,7 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t v)
 }
 
 template <typename OP, bool DOWN, int N>
-__device__ __forceinline__ void hopper_store(const struct kernel_forward &f, const struct hopper_tile &tile, int local, const float *acc)
+__device__ __forceinline__ void hopper_store(const struct kernel_forward &f, const struct hopper_tile &tile, int local, float *acc)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = tile.group + local;
     if (local >= tile.groups)
@@ -207,29 +211,36 @@ __device__ __forceinline__ void hopper_store(const struct kernel_forward &f, con
     }
     const size_t ld = DOWN ? f.dims.hidden_pad : f.dims.inter_pad;
     OP *out = (OP *)(DOWN ? f.y : f.h) + (size_t)(tile.begin + g) * ld + group * (DOWN ? 16 : 8) + 2 * t;
+    if (!DOWN && f.weights.weight_on_input) {
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) {
+            int n = i / 2 * 8 + 2 * t + i % 2;
+            float w = n < tile.count ? f.batch.slot_weight[f.routing.order[tile.begin + n]] : 0.0f;
+            acc[i / 2 * 4 + i % 2] = w * (acc[i / 2 * 4 + i % 2] + bias0);
+            acc[i / 2 * 4 + i % 2 + 2] = w * (acc[i / 2 * 4 + i % 2 + 2] + bias1);
+        }
+        bias0 = bias1 = 0.0f;
+    }
+    /* As few instructions as can be: unrolled for every shape they would not stay in the instruction cache. */
+    const struct gated_linear linear = gated_linear_of(f.weights.activation);
+    const bool real = c < f.dims.inter;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-        if (j * 8 >= tile.count)
-            break;
         float v0 = acc[4 * j] + bias0, v1 = acc[4 * j + 1] + bias0, v2 = acc[4 * j + 2] + bias1, v3 = acc[4 * j + 3] + bias1;
+        uint32_t lo, hi = 0;
         if (DOWN) {
-            uint32_t lo = transpose_8x8(op_pair<OP>::narrow(v0, v1)), hi = transpose_8x8(op_pair<OP>::narrow(v2, v3));
-            if (j * 8 + g < tile.count) {
-                *reinterpret_cast<uint32_t *>(out + j * 8 * ld) = lo;
-                *reinterpret_cast<uint32_t *>(out + j * 8 * ld + 8) = hi;
-            }
+            lo = transpose_8x8(op_pair<OP>::narrow(v0, v1));
+            hi = transpose_8x8(op_pair<OP>::narrow(v2, v3));
         } else {
-            if (f.weights.weight_on_input) {
-                int n = j * 8 + 2 * t;
-                float w0 = n < tile.count ? f.batch.slot_weight[f.routing.order[tile.begin + n]] : 0.0f;
-                float w1 = n + 1 < tile.count ? f.batch.slot_weight[f.routing.order[tile.begin + n + 1]] : 0.0f;
-                v0 *= w0, v2 *= w0, v1 *= w1, v3 *= w1;
-            }
-            float h0 = activate(f.weights.activation, v0, v2), h1 = activate(f.weights.activation, v1, v3);
-            uint32_t h = transpose_8x8(c < f.dims.inter ? op_pair<OP>::narrow(h0, h1) : 0);
-            if (j * 8 + g < tile.count)
-                *reinterpret_cast<uint32_t *>(out + j * 8 * ld) = h;
+            uint32_t h = op_pair<OP>::narrow(activate_linear(linear, v0, v2), activate_linear(linear, v1, v3));
+            lo = transpose_8x8(real ? h : 0);
         }
+        if (j * 8 + g < tile.count) {
+            *reinterpret_cast<uint32_t *>(out) = lo;
+            if (DOWN)
+                *reinterpret_cast<uint32_t *>(out + 8) = hi;
+        }
+        out += 8 * ld;
     }
 }
 
@@ -288,11 +299,12 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
     if (f.lora.entry)
         segments_first(s->segment, f);
     const int tiles = hopper_scan(s, f.routing.expert_offset, f.dims.experts, groups);
+    /* 88 + 2 * 208 = 3 * 168: what the launch took is all there is to share; asking for more waits for ever. */
     if (threadIdx.x < PRODUCERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
         hopper_produce<OP, DOWN>(f, shared, s, tiles, groups, blocks);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
         uint32_t turn = 0;
         int number = 0;
         const uint32_t ring = smem_address(shared);

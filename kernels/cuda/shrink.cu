@@ -13,7 +13,6 @@
 #define SHRINK_THREADS (SHRINK_WARPS * 32)
 #define SHRINK_ROWS 32
 #define SHRINK_TILES 2
-#define SHRINK_N (SHRINK_ROWS / 8)
 
 /* The last segment that begins at or before `position`; for a whole warp. */
 __device__ __forceinline__ int segment_find(const int32_t *begin, int count, int position)
@@ -29,17 +28,114 @@ __device__ __forceinline__ int segment_find(const int32_t *begin, int count, int
     return low;
 }
 
+/* One unit: `count` positions from `begin` on, at most 8 N. */
+template <typename OP, bool DOWN, int N>
+__device__ __forceinline__ void shrink_unit(const struct kernel_forward &f, float (*partial)[SHRINK_TILES * 16 * SHRINK_ROWS], int begin,
+                                            int count, int expert, int adapter)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const size_t ldx = DOWN ? f.dims.inter_pad : f.dims.hidden_pad;
+    const int blocks = ldx / CUDA_BLOCK_K, k_begin = blocks * warp / SHRINK_WARPS, k_end = blocks * (warp + 1) / SHRINK_WARPS;
+    struct kernel_lora_entry e0 = *lora_entry(f, adapter, expert, DOWN ? KERNEL_DOWN : KERNEL_GATE), e1 = {};
+    if (!DOWN)
+        e1 = *lora_entry(f, adapter, expert, KERNEL_UP);
+    /* Rows of tiles: e0's, then e1's. Projections that share `a` share s, too. */
+    const bool same = e0.a == e1.a;
+    const int tiles0 = e0.a ? (e0.rank + 15) / 16 : 0, tiles1 = e1.a && !same ? (e1.rank + 15) / 16 : 0;
+
+    const OP *x[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        int n = j * 8 + g, p = begin + n;
+        x[j] = NULL;
+        if (n < count)
+            x[j] =
+                (DOWN ? (const OP *)f.h + (size_t)p * ldx : (const OP *)f.x + (size_t)f.batch.slot_row[f.routing.order[p]] * ldx) + 16 * t;
+    }
+    for (int tile0 = 0; tile0 < tiles0 + tiles1; tile0 += SHRINK_TILES) {
+        const OP *lo[SHRINK_TILES], *hi[SHRINK_TILES];
+        float acc[SHRINK_TILES][N][4] = {};
+#pragma unroll
+        for (int m = 0; m < SHRINK_TILES; m++) {
+            int tile = tile0 + m;
+            bool second = tile >= tiles0;
+            const OP *a = (const OP *)(second ? e1.a : e0.a);
+            int r = (second ? tile - tiles0 : tile) * 16 + g, rank = tile < tiles0 + tiles1 ? (second ? e1.rank : e0.rank) : 0;
+            lo[m] = r < rank ? a + r * ldx + 16 * t : NULL;
+            hi[m] = r + 8 < rank ? a + (r + 8) * ldx + 16 * t : NULL;
+        }
+#pragma unroll(N == 1 ? 4 : 2)
+        for (int k = k_begin; k < k_end; k++) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                const size_t at = (size_t)k * CUDA_BLOCK_K + 8 * p;
+                const uint4 zero = make_uint4(0, 0, 0, 0);
+                uint4 v[N], al[SHRINK_TILES], ah[SHRINK_TILES];
+#pragma unroll
+                for (int m = 0; m < SHRINK_TILES; m++) {
+                    al[m] = lo[m] ? *reinterpret_cast<const uint4 *>(lo[m] + at) : zero;
+                    ah[m] = hi[m] ? *reinterpret_cast<const uint4 *>(hi[m] + at) : zero;
+                }
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    v[j] = x[j] ? *reinterpret_cast<const uint4 *>(x[j] + at) : zero;
+#pragma unroll
+                for (int j = 0; j < N; j++) {
+                    if (j * 8 >= count)
+                        break;
+#pragma unroll
+                    for (int m = 0; m < SHRINK_TILES; m++) {
+                        mma_16816<OP>(acc[m][j], al[m].x, ah[m].x, al[m].y, ah[m].y, v[j].x, v[j].y);
+                        mma_16816<OP>(acc[m][j], al[m].z, ah[m].z, al[m].w, ah[m].w, v[j].z, v[j].w);
+                    }
+                }
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int m = 0; m < SHRINK_TILES; m++) {
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    int r = m * 16 + g + (i / 2) * 8, n = j * 8 + 2 * t + i % 2;
+                    partial[warp][n * (SHRINK_TILES * 16) + r] = acc[m][j][i];
+                }
+            }
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < count * SHRINK_TILES * 16; i += SHRINK_THREADS) {
+            int n = i / (SHRINK_TILES * 16), tile = tile0 + i % (SHRINK_TILES * 16) / 16;
+            bool second = tile >= tiles0;
+            int r = (second ? tile - tiles0 : tile) * 16 + i % 16;
+            if (tile >= tiles0 + tiles1 || r >= (second ? e1.rank : e0.rank))
+                continue;
+            float sum = 0.0f;
+            for (int w = 0; w < SHRINK_WARPS; w++)
+                sum += partial[w][i];
+            OP v = op_from_f32<OP>((second ? e1.scale : e0.scale) * sum);
+            size_t at = (size_t)(begin + n) * f.lora.max_rank + r;
+            if (DOWN) {
+                ((OP *)f.s_down)[at] = v;
+            } else {
+                if (!second)
+                    ((OP *)f.s_gate)[at] = v;
+                if (second || same)
+                    ((OP *)f.s_up)[at] = v;
+            }
+        }
+    }
+}
+
 template <typename OP, bool DOWN>
 __global__ void __launch_bounds__(SHRINK_THREADS, 2) shrink_kernel(const __grid_constant__ struct kernel_forward f)
 {
     __shared__ float partial[SHRINK_WARPS][SHRINK_TILES * 16 * SHRINK_ROWS];
     __shared__ int unit_begin, unit_end, unit_expert, unit_adapter;
     launch_begin();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int segments = *f.routing.segment_count, valid = f.routing.expert_offset[f.dims.experts];
     const int units = segments + (valid + SHRINK_ROWS - 1) / SHRINK_ROWS;
-    const size_t ldx = DOWN ? f.dims.inter_pad : f.dims.hidden_pad;
-    const int blocks = ldx / CUDA_BLOCK_K, k_begin = blocks * warp / SHRINK_WARPS, k_end = blocks * (warp + 1) / SHRINK_WARPS;
 
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
         __syncthreads();
@@ -65,95 +161,10 @@ __global__ void __launch_bounds__(SHRINK_THREADS, 2) shrink_kernel(const __grid_
         __syncthreads();
         if (unit_adapter < 0)
             continue;
-        struct kernel_lora_entry e0 = *lora_entry(f, unit_adapter, unit_expert, DOWN ? KERNEL_DOWN : KERNEL_GATE), e1 = {};
-        if (!DOWN)
-            e1 = *lora_entry(f, unit_adapter, unit_expert, KERNEL_UP);
-        /* Rows of tiles: e0's, then e1's. Projections that share `a` share s, too. */
-        const bool same = e0.a == e1.a;
-        const int tiles0 = e0.a ? (e0.rank + 15) / 16 : 0, tiles1 = e1.a && !same ? (e1.rank + 15) / 16 : 0, count = unit_end - unit_begin;
-
-        const OP *x[SHRINK_N];
-#pragma unroll
-        for (int j = 0; j < SHRINK_N; j++) {
-            int n = j * 8 + g, p = unit_begin + n;
-            x[j] = NULL;
-            if (n < count)
-                x[j] = (DOWN ? (const OP *)f.h + (size_t)p * ldx : (const OP *)f.x + (size_t)f.batch.slot_row[f.routing.order[p]] * ldx) +
-                       16 * t;
-        }
-        for (int tile0 = 0; tile0 < tiles0 + tiles1; tile0 += SHRINK_TILES) {
-            const OP *lo[SHRINK_TILES], *hi[SHRINK_TILES];
-            float acc[SHRINK_TILES][SHRINK_N][4] = {};
-#pragma unroll
-            for (int m = 0; m < SHRINK_TILES; m++) {
-                int tile = tile0 + m;
-                bool second = tile >= tiles0;
-                const OP *a = (const OP *)(second ? e1.a : e0.a);
-                int r = (second ? tile - tiles0 : tile) * 16 + g, rank = tile < tiles0 + tiles1 ? (second ? e1.rank : e0.rank) : 0;
-                lo[m] = r < rank ? a + r * ldx + 16 * t : NULL;
-                hi[m] = r + 8 < rank ? a + (r + 8) * ldx + 16 * t : NULL;
-            }
-#pragma unroll 2
-            for (int k = k_begin; k < k_end; k++) {
-#pragma unroll
-                for (int p = 0; p < 2; p++) {
-                    const size_t at = (size_t)k * CUDA_BLOCK_K + 8 * p;
-                    const uint4 zero = make_uint4(0, 0, 0, 0);
-                    uint4 v[SHRINK_N], al[SHRINK_TILES], ah[SHRINK_TILES];
-#pragma unroll
-                    for (int m = 0; m < SHRINK_TILES; m++) {
-                        al[m] = lo[m] ? *reinterpret_cast<const uint4 *>(lo[m] + at) : zero;
-                        ah[m] = hi[m] ? *reinterpret_cast<const uint4 *>(hi[m] + at) : zero;
-                    }
-#pragma unroll
-                    for (int j = 0; j < SHRINK_N; j++)
-                        v[j] = x[j] ? *reinterpret_cast<const uint4 *>(x[j] + at) : zero;
-#pragma unroll
-                    for (int j = 0; j < SHRINK_N; j++) {
-                        if (j * 8 >= count)
-                            break;
-#pragma unroll
-                        for (int m = 0; m < SHRINK_TILES; m++) {
-                            mma_16816<OP>(acc[m][j], al[m].x, ah[m].x, al[m].y, ah[m].y, v[j].x, v[j].y);
-                            mma_16816<OP>(acc[m][j], al[m].z, ah[m].z, al[m].w, ah[m].w, v[j].z, v[j].w);
-                        }
-                    }
-                }
-            }
-            __syncthreads();
-#pragma unroll
-            for (int m = 0; m < SHRINK_TILES; m++) {
-#pragma unroll
-                for (int j = 0; j < SHRINK_N; j++) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        int r = m * 16 + g + (i / 2) * 8, n = j * 8 + 2 * t + i % 2;
-                        partial[warp][n * (SHRINK_TILES * 16) + r] = acc[m][j][i];
-                    }
-                }
-            }
-            __syncthreads();
-            for (int i = threadIdx.x; i < count * SHRINK_TILES * 16; i += SHRINK_THREADS) {
-                int n = i / (SHRINK_TILES * 16), tile = tile0 + i % (SHRINK_TILES * 16) / 16;
-                bool second = tile >= tiles0;
-                int r = (second ? tile - tiles0 : tile) * 16 + i % 16;
-                if (tile >= tiles0 + tiles1 || r >= (second ? e1.rank : e0.rank))
-                    continue;
-                float sum = 0.0f;
-                for (int w = 0; w < SHRINK_WARPS; w++)
-                    sum += partial[w][i];
-                OP v = op_from_f32<OP>((second ? e1.scale : e0.scale) * sum);
-                size_t at = (size_t)(unit_begin + n) * f.lora.max_rank + r;
-                if (DOWN) {
-                    ((OP *)f.s_down)[at] = v;
-                } else {
-                    if (!second)
-                        ((OP *)f.s_gate)[at] = v;
-                    if (second || same)
-                        ((OP *)f.s_up)[at] = v;
-                }
-            }
-        }
+        if (unit_end - unit_begin <= 8)
+            shrink_unit<OP, DOWN, 1>(f, partial, unit_begin, unit_end - unit_begin, unit_expert, unit_adapter);
+        else
+            shrink_unit<OP, DOWN, SHRINK_ROWS / 8>(f, partial, unit_begin, unit_end - unit_begin, unit_expert, unit_adapter);
     }
 }
 

@@ -47,7 +47,11 @@ static enum kernel_status product_sm90(struct kernel_stream *s, const struct ker
 {
     if (f->batch.slots == 0)
         return KERNEL_OK;
-    return status(f->path == KERNEL_DECODE ? cuda_decode_sm90(s, f, down) : cuda_prefill_sm90(s, f, down));
+    if (f->path == KERNEL_DECODE)
+        return status(cuda_decode_sm90(s, f, down));
+    /* Settled by the model, so that a model's rows always meet the same instructions. */
+    const bool gelu = f->weights.activation == KERNEL_ACT_GELU || f->weights.activation == KERNEL_ACT_GELU_TANH;
+    return status(gelu ? cuda_prefill_portable(s, f, down) : cuda_prefill_sm90(s, f, down));
 }
 
 static enum kernel_status product_portable(struct kernel_stream *s, const struct kernel_forward *f, bool down)
@@ -89,7 +93,9 @@ static cudaError_t load_shared_code(void)
 static cudaError_t load_sm90(void)
 {
     cudaError_t e = cuda_load_decode_sm90();
-    return e == cudaSuccess ? cuda_load_prefill_sm90() : e;
+    if (e == cudaSuccess)
+        e = cuda_load_prefill_sm90();
+    return e == cudaSuccess ? cuda_load_prefill_portable() : e;
 }
 
 static cudaError_t load_portable(void)

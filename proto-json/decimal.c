@@ -8,6 +8,8 @@
  */
 #include "proto-json/internal.h"
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
 /* Halfway points have at most 112 significant digits (those of float32's smallest values); digits past this count only by being there. */
 #define DIGITS_KEPT 128
 
@@ -28,6 +30,10 @@ static inline unsigned leading_digits(uint64_t x)
     uint64_t other = ((x & 0xf0f0f0f0f0f0f0f0u) | (((x + 0x0606060606060606u) & 0xf0f0f0f0f0f0f0f0u) >> 4)) ^ 0x3333333333333333u;
     return other ? (unsigned)__builtin_ctzll(other) / 8 : 8;
 }
+
+/* Whether all eight bytes are digits. The first that is none meets no carry: bytes below '0' borrow, those above '9' set the high bit in
+ * the sum or, from 0xba on, in the difference. */
+static inline bool all_digits(uint64_t x) { return !(((x + 0x4646464646464646u) | (x - 0x3030303030303030u)) & 0x8080808080808080u); }
 
 static const uint32_t small_powers[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000};
 
@@ -68,7 +74,7 @@ static void decimal_trim(struct decimal *d)
 }
 
 /* The grammar of a JSON number. Returns bytes used, 0 when it is none. */
-static inline size_t decimal_scan(const char *p, const char *end, struct decimal *d)
+static ALWAYS_INLINE size_t decimal_scan(const char *p, const char *end, struct decimal *d)
 {
     const char *start = p;
     d->negative = p < end && *p == '-';
@@ -87,12 +93,12 @@ static inline size_t decimal_scan(const char *p, const char *end, struct decimal
         while (end - p >= 8) {
             uint64_t x;
             memcpy(&x, p, 8);
-            unsigned n = leading_digits(x);
-            if (n == 8) {
+            if (all_digits(x)) {
                 w = w * 100000000 + eight_digits(x);
                 p += 8;
                 continue;
             }
+            unsigned n = leading_digits(x);
             /* The last digits go to the end of the word, behind zeros, without a branch on how many they are. */
             w = w * small_powers[n] + eight_digits(x << 8 << (56 - 8 * n));
             p += n;
@@ -212,15 +218,11 @@ struct format {
     uint32_t infinity; /* its bits: values' bits are ordered as the values, and this follows the largest */
 };
 
-static const struct format formats[] = {
-    [DTYPE_BF16] = {8, -126, 0x7f80u},
-    [DTYPE_FP16] = {11, -14, 0x7c00u},
-    [DTYPE_FP32] = {24, -126, 0x7f800000u},
-};
+static const struct format bf16 = {8, -126, 0x7f80u}, fp16 = {11, -14, 0x7c00u}, fp32 = {24, -126, 0x7f800000u};
 
 /* Bits of the value nearest to digits * 10^q. The product may be too small, by at most `slack` in its top word. When a middle between
  * two values lies in that range, `*unsure` is set and the lower of the two is returned. */
-static inline uint32_t round_product(uint64_t digits, int q, uint64_t slack, const struct format *f, bool *unsure)
+static ALWAYS_INLINE uint32_t round_product(uint64_t digits, int q, uint64_t slack, const struct format *f, bool *unsure)
 {
     int zeros = __builtin_clzll(digits);
     unsigned __int128 product = (unsigned __int128)(digits << zeros) * proto_power_mantissa[q - PROTO_POWER_MIN];
@@ -256,7 +258,7 @@ static __attribute__((noinline)) uint32_t decimal_round_exactly(const struct dec
     return b + (order > 0 || (order == 0 && (b & 1)));
 }
 
-static inline uint32_t decimal_round(const struct decimal *d, const struct format *f)
+static ALWAYS_INLINE uint32_t decimal_round(const struct decimal *d, const struct format *f)
 {
     if (!d->digits || d->exponent < PROTO_POWER_MIN)
         return 0;
@@ -273,17 +275,27 @@ static inline uint32_t decimal_round(const struct decimal *d, const struct forma
     return b < f->infinity ? b : f->infinity;
 }
 
-size_t proto_decimal_read(const char *p, const char *end, enum dtype type, uint32_t *bits, bool *overflow)
+/* Inlined for each type, so that its format is known. */
+static ALWAYS_INLINE size_t decimal_read(const char *p, const char *end, const struct format *f, unsigned sign, uint32_t *bits,
+                                         bool *overflow)
 {
     struct decimal d;
     size_t used = decimal_scan(p, end, &d);
     if (!used)
         return 0;
-    const struct format *f = &formats[type];
     uint32_t b = decimal_round(&d, f);
     *overflow = b >= f->infinity;
-    *bits = b | (uint32_t)d.negative << (type == DTYPE_FP32 ? 31 : 15);
+    *bits = b | (uint32_t)d.negative << sign;
     return used;
+}
+
+size_t proto_decimal_read(const char *p, const char *end, enum dtype type, uint32_t *bits, bool *overflow)
+{
+    switch (type) {
+    case DTYPE_BF16: return decimal_read(p, end, &bf16, 15, bits, overflow);
+    case DTYPE_FP16: return decimal_read(p, end, &fp16, 15, bits, overflow);
+    default: return decimal_read(p, end, &fp32, 31, bits, overflow);
+    }
 }
 
 size_t proto_integer_read(const char *p, const char *end, int64_t *value, enum proto_integer *status)

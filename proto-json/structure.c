@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define WALK_BLOCK 64 /* bytes */
+
 enum place { PLACE_ROOT, PLACE_INPUTS, PLACE_INPUT, PLACE_OTHER };
 
 struct walk {
@@ -107,15 +109,14 @@ static bool walk_string_is(const char *p, const char *end, const char *word)
     return !*word;
 }
 
-/* Eight bytes at a time over what numeric arrays consist of: digits, points, signs, commas and space. */
+/* Many bytes at a time over what numeric arrays consist of: digits, points, signs, commas and space. */
 static const char *walk_skip_numbers(const char *p, const char *end)
 {
-    const uint64_t ones = 0x0101010101010101u, highs = ones * 0x80;
-    for (; end - p >= 8; p += 8) {
-        uint64_t x;
-        memcpy(&x, p, 8);
-        uint64_t above = (((x & ~highs) + ones * (0x80 - ':')) | x) & highs, quote = x ^ (ones * '"');
-        if (above || ((quote - ones) & ~quote & highs))
+    for (; end - p >= WALK_BLOCK; p += WALK_BLOCK) {
+        unsigned char other = 0; /* no branch on a byte, so that compilers take vectors of them */
+        for (int i = 0; i < WALK_BLOCK; i++)
+            other |= (unsigned char)(((unsigned char)p[i] >= ':') | (p[i] == '"'));
+        if (other)
             break;
     }
     while (p < end && (unsigned char)*p < ':' && *p != '"')

@@ -86,21 +86,25 @@ static enum proto_code scan_fail_element(const struct scan *s)
     return proto_fail(s->error, PROTO_BAD_JSON, "%s: not JSON: %s is %s", s->what, place.text, excerpt.text);
 }
 
-static enum proto_code scan_float(struct scan *s)
+static __attribute__((noinline)) enum proto_code scan_fail_overflow(const struct scan *s, size_t used)
 {
+    static const char *const largest[] = {[DTYPE_BF16] = "3.3895314e38", [DTYPE_FP16] = "65504", [DTYPE_FP32] = "3.4028235e38"};
     enum dtype type = s->tensor->dtype;
+    struct place_text place;
+    struct proto_excerpt excerpt;
+    return proto_fail(s->error, PROTO_BAD_TENSOR, "%s: %s is %s, but the largest %s is %s", s->what, scan_place(s, s->levels, &place),
+                      proto_excerpt(&excerpt, s->p, used), dtype_name(type), largest[type]);
+}
+
+static inline enum proto_code scan_float(struct scan *s, enum dtype type)
+{
     uint32_t bits;
     bool overflow;
     size_t used = proto_decimal_read(s->p, s->end, type, &bits, &overflow);
     if (!used)
         return scan_fail_element(s);
-    if (overflow) {
-        static const char *const largest[] = {[DTYPE_BF16] = "3.3895314e38", [DTYPE_FP16] = "65504", [DTYPE_FP32] = "3.4028235e38"};
-        struct place_text place;
-        struct proto_excerpt excerpt;
-        return proto_fail(s->error, PROTO_BAD_TENSOR, "%s: %s is %s, but the largest %s is %s", s->what, scan_place(s, s->levels, &place),
-                          proto_excerpt(&excerpt, s->p, used), dtype_name(type), largest[type]);
-    }
+    if (overflow)
+        return scan_fail_overflow(s, used);
     s->p += used;
     if (type == DTYPE_FP32) {
         memcpy(s->out, &bits, 4);
@@ -191,9 +195,10 @@ static enum proto_code scan_string(struct scan *s)
 
 static inline enum proto_code scan_element(struct scan *s)
 {
-    if (dtype_is_float(s->tensor->dtype))
-        return scan_float(s);
-    return s->tensor->dtype == DTYPE_BYTES ? scan_string(s) : scan_integer(s);
+    enum dtype type = s->tensor->dtype;
+    if (dtype_is_float(type))
+        return scan_float(s, type);
+    return type == DTYPE_BYTES ? scan_string(s) : scan_integer(s);
 }
 
 /* The list at `p`, with its brackets. The cut made sure that brackets match, so that `end` is not met inside. */

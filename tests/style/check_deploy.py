@@ -62,6 +62,18 @@ def check_dockerfile(path):
                 require(source.startswith("--") or os.path.exists(os.path.join(sources.TOP, source)), f"{path}: no {source}")
 
 
+def check_dockerignore():
+    """Everything is left out of the context but what is copied from it."""
+    rules = [line for line in sources.read(".dockerignore").splitlines() if line and not line.startswith("#")]
+    require(rules[:1] == ["*"], ".dockerignore: does not begin by leaving everything out")
+    copied = set()
+    for path in ("deploy/Dockerfile", "deploy/Dockerfile.cuda"):
+        for line in sources.read(path).splitlines():
+            if line.startswith("COPY ") and "--from=" not in line:
+                copied.update(line.split()[1:-1])
+    require(copied == {rule[1:] for rule in rules[1:]}, f".dockerignore: lets {rules[1:]} in, but {sorted(copied)} are copied")
+
+
 def check_units():
     units = ["expertd.service", "expertd.socket"]
     if not shutil.which("systemd-analyze"):
@@ -147,6 +159,7 @@ def check_summary():
 check_scripts()
 check_dockerfile("deploy/Dockerfile")
 check_dockerfile("deploy/Dockerfile.cuda")
+check_dockerignore()
 check_units()
 check_option_names()
 check_kubernetes()

@@ -69,6 +69,7 @@ struct registry_options {
     struct adapter_publisher publisher;
 };
 
+enum engine_code registry_check_root(const char *path, struct engine_error *error); /* a folder that may be searched */
 enum engine_code registry_create(const struct registry_options *options, struct registry **out, struct engine_error *error);
 /* All references are released and all jobs have run. NULL is fine. */
 void registry_destroy(struct registry *registry);

@@ -193,23 +193,32 @@ bool checkpoint_is_adapter(int dir_fd)
     return false;
 }
 
+enum engine_code checkpoint_open_folder(const char *folder, int *dir_fd, struct engine_error *error)
+{
+    struct stat st;
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return engine_fail(error, ENGINE_IO, "%.300s: %s", folder, strerror(errno));
+    if (!fstatat(fd, SINGLE, &st, 0) || !fstatat(fd, INDEX, &st, 0)) {
+        *dir_fd = fd;
+        return ENGINE_OK;
+    }
+    engine_fail(error, ENGINE_BAD_CHECKPOINT, "%.300s holds neither " SINGLE " nor " INDEX "%s", folder,
+                checkpoint_is_adapter(fd) ? ": it is an adapter's folder, for --adapter or POST /adapters" : "");
+    close(fd);
+    return ENGINE_BAD_CHECKPOINT;
+}
+
 enum engine_code checkpoint_open(const char *folder, struct checkpoint **out, struct engine_error *error)
 {
     struct checkpoint *c = calloc(1, sizeof *c);
     if (!c)
         return out_of_memory(error);
-    enum engine_code code;
     struct stat st;
-    c->dir_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (c->dir_fd < 0)
-        code = engine_fail(error, ENGINE_IO, "%.300s: %s", folder, strerror(errno));
-    else if (!fstatat(c->dir_fd, SINGLE, &st, 0))
-        code = open_single(c, error); /* a folder with both: the single file is what transformers would read, too */
-    else if (!fstatat(c->dir_fd, INDEX, &st, 0))
-        code = open_index(c, error);
-    else
-        code = engine_fail(error, ENGINE_BAD_CHECKPOINT, "%.300s holds neither " SINGLE " nor " INDEX "%s", folder,
-                           checkpoint_is_adapter(c->dir_fd) ? ": it is an adapter's folder, for --adapter or POST /adapters" : "");
+    c->dir_fd = -1;
+    enum engine_code code = checkpoint_open_folder(folder, &c->dir_fd, error);
+    if (!code) /* a folder with both: the single file is what transformers would read, too */
+        code = !fstatat(c->dir_fd, SINGLE, &st, 0) ? open_single(c, error) : open_index(c, error);
     if (code) {
         checkpoint_close(c);
         return code;

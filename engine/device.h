@@ -102,6 +102,8 @@ struct device {
     struct kernel_stream *host_pool; /* host threads for loading; never NULL */
 };
 
+/* Whether device_create would find that device, without setting it up. */
+enum engine_code device_check(const struct device_options *options, struct engine_error *error);
 enum engine_code device_create(const struct device_options *options, struct device **out, struct engine_error *error);
 static inline void device_destroy(struct device *device)
 {
@@ -110,8 +112,9 @@ static inline void device_destroy(struct device *device)
 }
 
 enum engine_code device_cpu_create(const struct device_options *options, struct device **out, struct engine_error *error);
-/* In builds without CUDA a stub takes its place: available() is false and create says what is missing. */
+/* In builds without CUDA a stub takes its place: available() is false, check and create say what is missing. */
 bool device_cuda_available(void);
+enum engine_code device_cuda_check(const struct device_options *options, struct engine_error *error);
 enum engine_code device_cuda_create(const struct device_options *options, struct device **out, struct engine_error *error);
 
 /* The forward sequence, the same for every back end: runs all steps of f, which is complete, on the stream. */

@@ -431,19 +431,39 @@ static enum engine_code make_parts(struct device_cuda *cuda, int threads, struct
     return ENGINE_OK;
 }
 
-enum engine_code device_cuda_create(const struct device_options *options, struct device **out, struct engine_error *error)
+/* Which device it is to be, and the code for it. */
+static enum engine_code choose(const struct device_options *options, int *number, bool *eager, const struct kernel_table **kernels,
+                               struct engine_error *error)
 {
     const char *name = options->device ? options->device : "auto";
     char why[256], code_name[32];
-    bool eager;
-    int number = !strcmp(name, "auto") ? first_usable() : !strncmp(name, "cuda:", 5) ? atoi(name + 5) : 0;
-    if (!parse_isa(options->isa, code_name, sizeof code_name, &eager))
+    *number = !strcmp(name, "auto") ? first_usable() : !strncmp(name, "cuda:", 5) ? atoi(name + 5) : 0;
+    *kernels = NULL;
+    if (!parse_isa(options->isa, code_name, sizeof code_name, eager))
         return engine_fail(error, ENGINE_BAD_OPTION, "device: \"%.64s\" names no code of the CUDA back end", options->isa);
-    const struct kernel_table *kernels = NULL;
     if (count_devices(why, sizeof why) > 0)
-        kernels = kernels_cuda(code_name[0] ? code_name : NULL, number, why, sizeof why);
-    if (!kernels)
+        *kernels = kernels_cuda(code_name[0] ? code_name : NULL, *number, why, sizeof why);
+    if (!*kernels)
         return engine_fail(error, ENGINE_BAD_OPTION, "device: \"%.64s\" can't be used: %s", name, why);
+    return ENGINE_OK;
+}
+
+enum engine_code device_cuda_check(const struct device_options *options, struct engine_error *error)
+{
+    const struct kernel_table *kernels;
+    bool eager;
+    int number;
+    return choose(options, &number, &eager, &kernels, error);
+}
+
+enum engine_code device_cuda_create(const struct device_options *options, struct device **out, struct engine_error *error)
+{
+    const struct kernel_table *kernels;
+    bool eager;
+    int number;
+    enum engine_code code = choose(options, &number, &eager, &kernels, error);
+    if (code != ENGINE_OK)
+        return code;
     struct device_cuda *cuda = calloc(1, sizeof *cuda);
     if (!cuda)
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for the device");
@@ -456,7 +476,7 @@ enum engine_code device_cuda_create(const struct device_options *options, struct
     device->depth = CUDA_DEPTH;
     device->default_batch_rows = BATCH_ROWS;
     snprintf(device->id, sizeof device->id, "cuda:%d", number);
-    enum engine_code code = make_parts(cuda, options->threads, error);
+    code = make_parts(cuda, options->threads, error);
     if (code != ENGINE_OK) {
         cuda_destroy(device);
         return code;

@@ -7,6 +7,7 @@
 #include "engine/device.h"
 #include "engine/internal.h"
 #include "engine/model.h"
+#include "engine/plan.h"
 #include "engine/scheduler.h"
 #include "engine/staging.h"
 
@@ -77,6 +78,19 @@ static enum engine_code check_options(const struct engine_options *o, struct eng
         return engine_fail(error, ENGINE_BAD_OPTION, "synthetic: \"%.100s\" and model \"%.200s\" exclude each other", o->synthetic,
                            o->model);
     return ENGINE_OK;
+}
+
+enum engine_code engine_options_check(const struct engine_options *o, struct engine_error *error)
+{
+    const struct device_options device = {.device = o->device, .threads = o->threads};
+    enum engine_code code = check_options(o, error);
+    if (code == ENGINE_OK)
+        code = device_check(&device, error);
+    if (code == ENGINE_OK)
+        code = plan_check_options(o, error);
+    if (code == ENGINE_OK && o->adapter_root)
+        code = registry_check_root(o->adapter_root, error);
+    return code;
 }
 
 void engine_batch_bounds(const struct device *device, const struct kernel_dims *dims, int32_t experts, int32_t top_k, int64_t asked,

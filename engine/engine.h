@@ -46,6 +46,10 @@ struct engine_options {
     void *log_arg;
 };
 
+/* What can be said about options in a moment, without reading weights: their form and limits, and whether the device, the family, the
+ * folders and config.json are there. engine_create checks all of it, too. */
+enum engine_code engine_options_check(const struct engine_options *options, struct engine_error *error);
+
 /* Loads the model; may take minutes. Serves as soon as it returns. Setting *cancel (NULL is fine) from a signal
  * handler or another thread makes loading give up with ENGINE_CANCELLED. */
 enum engine_code engine_create(const struct engine_options *options, atomic_bool *cancel, struct engine **out, struct engine_error *error);

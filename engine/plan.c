@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct item {
     struct family_tensor t;
@@ -135,18 +136,25 @@ static void check_names(struct planner *p)
 
 /* ---- family and config ------------------------------------------------------------------------------------- */
 
+static enum engine_code find_family(const char *name, const struct family **out, struct engine_error *error)
+{
+    *out = family_find(name);
+    if (*out)
+        return ENGINE_OK;
+    char list[400] = "";
+    for (size_t i = 0; family_name(i); i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "", family_name(i));
+    return engine_fail(error, ENGINE_BAD_OPTION, "--family: \"%.40s\" is none of %s", name, list);
+}
+
 static void choose_family(struct planner *p)
 {
     const struct model_config *c = &p->config;
     const char *name = p->options->family;
     if (name) {
-        p->family = family_find(name);
-        if (!p->family) {
-            char list[400] = "";
-            for (size_t i = 0; family_name(i); i++)
-                snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "", family_name(i));
-            p->go_on = faults_add(p->faults, ENGINE_BAD_OPTION, "--family: \"%.40s\" is none of %s", name, list) && p->go_on;
-        }
+        struct engine_error e;
+        if (find_family(name, &p->family, &e))
+            p->go_on = faults_add_error(p->faults, &e) && p->go_on;
     } else {
         p->family = family_find(c->model_type);
         if (!p->family)
@@ -538,6 +546,47 @@ enum engine_code plan_read(const struct kernel_table *kernels, const struct engi
         model->layer[l].weights.weight_on_input = model->weight_on_input;
     }
     return ENGINE_OK;
+}
+
+static enum engine_code check_synthetic(const struct engine_options *options, struct engine_error *error)
+{
+    struct plan plan = {0};
+    struct model *model = calloc(1, sizeof *model);
+    if (!model)
+        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for a model");
+    enum engine_code code = synthetic_plan(options, model, &plan, error);
+    plan_finish(&plan);
+    model_destroy(model);
+    return code;
+}
+
+static enum engine_code check_folder(const char *folder, struct engine_error *error)
+{
+    struct model_config config;
+    int dir_fd;
+    enum engine_code code = checkpoint_open_folder(folder, &dir_fd, error);
+    if (code)
+        return code;
+    code = config_read(dir_fd, &config, error);
+    close(dir_fd);
+    return code;
+}
+
+enum engine_code plan_check_options(const struct engine_options *o, struct engine_error *error)
+{
+    if (o->synthetic)
+        return check_synthetic(o, error);
+    struct selection unused;
+    const struct family *family;
+    enum dtype dtype;
+    enum engine_code code = selection_parse(o->layers, "--layers", &unused, error);
+    if (!code)
+        code = selection_parse(o->experts, "--experts", &unused, error);
+    if (!code)
+        code = plan_choose_dtype(o->dtype, false, &dtype, error);
+    if (!code && o->family)
+        code = find_family(o->family, &family, error);
+    return code ? code : check_folder(o->model, error);
 }
 
 enum engine_code plan_hold(struct model *model, struct plan *plan, const int32_t *layers, int32_t layer_count, int32_t experts,

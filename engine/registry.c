@@ -387,11 +387,28 @@ static int32_t random_id(void)
     return (int32_t)(v & 0x3fffffff) + 1;
 }
 
+static enum engine_code open_root_folder(const char *path, int *fd, struct engine_error *error)
+{
+    *fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (*fd < 0)
+        return engine_fail(error, ENGINE_BAD_OPTION, "adapter-root: \"%.200s\" can't be opened: %s", path, strerror(errno));
+    return ENGINE_OK;
+}
+
+enum engine_code registry_check_root(const char *path, struct engine_error *error)
+{
+    int fd;
+    enum engine_code code = open_root_folder(path, &fd, error);
+    if (code == ENGINE_OK)
+        close(fd);
+    return code;
+}
+
 static enum engine_code open_root(struct registry *r, const char *path, struct engine_error *error)
 {
-    r->root_fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (r->root_fd < 0)
-        return engine_fail(error, ENGINE_BAD_OPTION, "adapter-root: \"%.200s\" can't be opened: %s", path, strerror(errno));
+    enum engine_code code = open_root_folder(path, &r->root_fd, error);
+    if (code != ENGINE_OK)
+        return code;
     r->root_given = strdup(path);
     r->root = realpath(path, NULL);
     if (!r->root_given || !r->root)

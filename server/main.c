@@ -150,24 +150,51 @@ static struct engine_options main_engine_options(const struct options *o)
     };
 }
 
+/* The name in NAME=PATH, and a descriptor of the folder, which is the caller's to close. -1: the line that says why is logged. */
+static int main_open_adapter(const char *item, char name[ENGINE_ADAPTER_NAME_MAX + 1])
+{
+    const char *equals = strchr(item, '=');
+    size_t length = (size_t)(equals - item);
+    if (!engine_adapter_name_valid(item, length)) {
+        log_message(LOG_LEVEL_ERROR, "--adapter %s: a name is 1 to %d of A-Z a-z 0-9 . _ - and / inside", item, ENGINE_ADAPTER_NAME_MAX);
+        return -1;
+    }
+    memcpy(name, item, length);
+    name[length] = '\0';
+    int fd = open(equals + 1, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        log_message(LOG_LEVEL_ERROR, "--adapter %s: %s", item, strerror(errno));
+    return fd;
+}
+
+/* What needs no weights to be found wrong is said before anybody is told that there is a server. */
+static bool main_check_options(const struct options *o)
+{
+    struct engine_options options = main_engine_options(o);
+    struct engine_error error;
+    if (engine_options_check(&options, &error) != ENGINE_OK) {
+        log_message(LOG_LEVEL_ERROR, "%s", error.message);
+        return false;
+    }
+    for (size_t i = 0; i < o->adapter.count; i++) {
+        char name[ENGINE_ADAPTER_NAME_MAX + 1];
+        int fd = main_open_adapter(o->adapter.item[i], name);
+        if (fd < 0)
+            return false;
+        close(fd);
+    }
+    return true;
+}
+
 /* --adapter NAME=PATH, each before the first request. */
 static bool main_install_adapters(const struct main_state *m, struct engine *engine)
 {
     const struct options_list *list = &m->server.options->adapter;
     for (size_t i = 0; i < list->count && !atomic_load(&m->stop); i++) {
-        const char *equals = strchr(list->item[i], '=');
         char name[ENGINE_ADAPTER_NAME_MAX + 1];
-        if (!equals || (size_t)(equals - list->item[i]) >= sizeof name) {
-            log_message(LOG_LEVEL_ERROR, "--adapter %s: wanted NAME=PATH", list->item[i]);
+        int fd = main_open_adapter(list->item[i], name);
+        if (fd < 0)
             return false;
-        }
-        memcpy(name, list->item[i], (size_t)(equals - list->item[i]));
-        name[equals - list->item[i]] = '\0';
-        int fd = open(equals + 1, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (fd < 0) {
-            log_message(LOG_LEVEL_ERROR, "--adapter %s: %s", list->item[i], strerror(errno));
-            return false;
-        }
         struct engine_adapter_info info;
         struct engine_error error;
         bool replaced;
@@ -177,7 +204,7 @@ static bool main_install_adapters(const struct main_state *m, struct engine *eng
             log_message(LOG_LEVEL_ERROR, "--adapter %s: %s", list->item[i], error.message);
             return false;
         }
-        adapters_log("adapter installed", &info, "--adapter", equals + 1, NULL);
+        adapters_log("adapter installed", &info, "--adapter", strchr(list->item[i], '=') + 1, NULL);
         engine_adapter_info_finish(&info);
     }
     return true;
@@ -281,10 +308,13 @@ static int main_run(struct main_state *m)
     for (size_t i = 0; i <= route_count; i++)
         route[i] = route_table[i].pattern;
     m->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (!main_check_options(o))
+        return EXIT_USAGE;
     s->auth = auth_create(o->api_key_file, o->admin_key_file, o->metrics_open, message, sizeof message);
     s->spool = s->auth ? spool_create(o->spool_dir, message, sizeof message) : NULL;
     if (!s->spool || !listener_open_all(&m->listeners, &o->listen, message, sizeof message)) {
         log_message(LOG_LEVEL_ERROR, "%s", message);
+        status = s->spool ? EXIT_BAD : EXIT_USAGE;
         goto out;
     }
     s->metrics = metrics_create(route, route_count + 1);

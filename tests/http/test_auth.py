@@ -141,9 +141,9 @@ def test_key_files():
     for content in ("", "\n", " \t\r\n", "a b", "a\x00b", "\u00e4", "a\nb", "x" * 5000):
         with Keys(data=content) as options:
             r = subprocess.run([EXPERTD, *SYNTHETIC, "--listen", "127.0.0.1:0", *options], capture_output=True, text=True, timeout=20 * SLOW)
-            assert r.returncode == 1 and "key file" in r.stderr and "listening" not in r.stderr, (content, r)
+            assert r.returncode == 2 and "key file" in r.stderr and "listening" not in r.stderr, (content, r)
     r = subprocess.run([EXPERTD, *SYNTHETIC, "--listen", "127.0.0.1:0", "--api-key-file", "/nowhere"], capture_output=True, text=True, timeout=20 * SLOW)
-    assert r.returncode == 1 and "/nowhere" in r.stderr, r
+    assert r.returncode == 2 and "/nowhere" in r.stderr, r
 
 
 run(globals())

@@ -100,9 +100,44 @@ def test_while_loading():
         assert not check, check
 
 
-def test_bad_model():
-    with Server("--model", "/nowhere", ready=False) as s:
-        assert s.wait() == 1 and any("/nowhere" in line for line in s.log if line), s.log
+def test_options_are_checked_before_listening():
+    folder = tempfile.mkdtemp()
+    model = ["--model", fixture("olmoe")]
+    os.mkdir(f"{folder}/no-config")
+    shutil.copy(os.path.join(fixture("olmoe"), "model.safetensors"), f"{folder}/no-config/")
+    shutil.copytree(f"{folder}/no-config", f"{folder}/bad-config")
+    with open(f"{folder}/bad-config/config.json", "w") as f:
+        f.write("{")
+    for options, words in (
+            (["--model", "/nowhere"], "/nowhere"),
+            (["--model", folder], "holds neither"),
+            (["--model", f"{folder}/no-config"], "config.json"),
+            (["--model", f"{folder}/bad-config"], "config.json"),
+            (model + ["--family", "nonsense"], "--family: \"nonsense\""),
+            (model + ["--layers", "0-"], "--layers"),
+            (model + ["--experts", "3-1"], "--experts"),
+            (model + ["--dtype", "fp8"], "--dtype"),
+            (model + ["--adapter-root", f"{folder}/none"], "adapter-root"),
+            (model + ["--adapter", f"a={folder}/none"], "--adapter"),
+            (model + ["--adapter", f"a b={folder}"], "--adapter"),
+            (model + ["--device", "cuda:99"], "cuda:99"),
+            (model + ["--spool-dir", f"{folder}/none"], "--spool-dir"),
+            (["--synthetic", "E=8"], "--synthetic"),
+            (["--synthetic", "E=8,K=9,H=64,I=64,L=1"], "K=9")):
+        r = subprocess.run([EXPERTD, "--spool-dir", folder, "--listen", "127.0.0.1:0", *options], capture_output=True, text=True, timeout=20 * SLOW)
+        assert r.returncode == 2 and words in r.stderr and "listening" not in r.stderr, (options, r)
+        assert len(r.stderr.splitlines()) == 1, r.stderr
+    shutil.rmtree(folder)
+
+
+def test_bad_weights():
+    folder = tempfile.mkdtemp()
+    shutil.copy(os.path.join(fixture("olmoe"), "config.json"), folder)
+    with open(f"{folder}/model.safetensors", "wb") as f:
+        f.write(b"\0" * 100)
+    with Server("--model", folder, ready=False) as s:
+        assert s.wait() == 1 and any("model.safetensors" in line for line in s.log if line), s.log
+    shutil.rmtree(folder)
 
 
 def test_install_during_drain():

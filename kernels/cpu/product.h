@@ -59,10 +59,11 @@ static inline enum product_mode product_choose(enum dtype op, enum kernel_path p
 /* Bytes of one element of a panel. */
 static inline size_t panel_size(enum product_mode mode) { return mode == PRODUCT_BF16_DOT ? 2 : 4; }
 
-/* How far ahead of the loads weights are fetched: memory, not the hardware's prefetcher, should set the pace. */
-#ifndef PREFETCH_BYTES
-#define PREFETCH_BYTES 2048
-#endif
+/* How far ahead of the loads weights are fetched, into the first-level cache and into the second: memory, not the hardware's prefetcher,
+ * should set the pace. The far one has to cover the latency of memory that all cores draw on; so much at once does not fit the near one,
+ * whose lines in flight are few. */
+#define FETCH_NEAR 1024
+#define FETCH_FAR 8192
 
 static void panel_pack(enum product_mode mode, void *panel, const uint16_t *const *row, int rows, int32_t width)
 {
@@ -102,9 +103,10 @@ ALWAYS_INLINE void product_halves(const int rows, const int halves, const enum p
             for (int s = 0; s < SUBS; s++)
                 sum[r][h][s] = vf_set(0);
     for (int32_t pair = 0; pair < width / 2; pair++, w += LAYOUT_PAIR) {
-        __builtin_prefetch((const char *)w + PREFETCH_BYTES);
-        if (halves == 2)
-            __builtin_prefetch((const char *)w + PREFETCH_BYTES + 64);
+        for (int line = 0; line < halves; line++) {
+            __builtin_prefetch((const char *)w + FETCH_NEAR + 64 * line, 0, 3);
+            __builtin_prefetch((const char *)w + FETCH_FAR + 64 * line, 0, 2);
+        }
 #if DOT_PAIRS
         if (mode == PRODUCT_BF16_DOT) {
             const uint32_t *x = (const uint32_t *)panel + (size_t)pair * (size_t)rows;

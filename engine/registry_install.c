@@ -300,10 +300,13 @@ static enum engine_code take_slot(struct registry *r, struct registry_install *i
             *slot = r->free_slot[--r->free_slots];
             return ENGINE_OK;
         }
-        if (turn && !r->retiring)
-            return engine_fail(error, ENGINE_ADAPTER_SLOTS_FULL,
-                               "no slot is free for adapter \"%s\": the limit is %d, and %lld of them are being removed but still in use",
-                               in->name, r->max_adapters, (long long)r->drained);
+        if (turn && !r->retiring) {
+            char removed[80] = "";
+            if (r->drained)
+                snprintf(removed, sizeof removed, ", and %lld of these are removed ones that requests still use", (long long)r->drained);
+            return engine_fail(error, ENGINE_ADAPTER_SLOTS_FULL, "no slot is free for adapter \"%s\": --max-adapters allows %d%s", in->name,
+                               r->max_adapters, removed);
+        }
         pthread_cond_wait(&r->changed, &r->lock);
     }
 }
@@ -356,7 +359,8 @@ static enum engine_code check_call(const struct registry *r, const char *name, c
                            "start with '.' or '/'",
                            ENGINE_ADAPTER_NAME_MAX);
     if (path && r->root_fd < 0)
-        return engine_fail(error, ENGINE_FORBIDDEN_PATH, "adapters can't be installed by path: the server has no adapter root");
+        return engine_fail(error, ENGINE_FORBIDDEN_PATH,
+                           "adapters can't be installed by path: the server was started without --adapter-root");
     return ENGINE_OK;
 }
 

@@ -93,6 +93,24 @@ static bool forward_has_shape(struct http_request *r, const struct proto_tensor 
     return false;
 }
 
+/* Held layers as in --layers; a list too long for the message is cut. */
+static void forward_list_layers(const struct engine_model_info *model, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int32_t i = 0, last; i < model->layers_held; i = last + 1) {
+        for (last = i; last + 1 < model->layers_held && model->held_layers[last + 1] == model->held_layers[last] + 1;)
+            last++;
+        if (size - used < 40) {
+            snprintf(text + used, size - used, ",...");
+            return;
+        }
+        used += (size_t)snprintf(text + used, size - used, "%s%d", i ? "," : "", model->held_layers[i]);
+        if (last > i)
+            used += (size_t)snprintf(text + used, size - used, "-%d", model->held_layers[last]);
+    }
+}
+
 static bool forward_check_layer(struct http_request *r, struct forward *f, const struct engine_model_info *model)
 {
     if (!f->infer.has_layer) {
@@ -102,7 +120,9 @@ static bool forward_check_layer(struct http_request *r, struct forward *f, const
         }
         f->layer = model->held_layers[0];
     } else if (!engine_has_layer(f->engine, f->infer.layer)) {
-        http_fail(r, 404, "layer_not_found", "layer %" PRId64 " is not held here", f->infer.layer);
+        char held[200];
+        forward_list_layers(model, held, sizeof held);
+        http_fail(r, 404, "layer_not_found", "layer %" PRId64 " is not held here; held are %s", f->infer.layer, held);
         return false;
     } else {
         f->layer = (int32_t)f->infer.layer;

@@ -79,3 +79,17 @@ void metrics_request_finished(struct metrics *metrics, const struct metrics_requ
     }
     add(&metrics->requests_finished, 1);
 }
+
+void metrics_inference_get(const struct metrics *m, struct metrics_inference *out)
+{
+    *out = (struct metrics_inference){
+        .success = metrics_read(&m->outcome[METRICS_SUCCESS]),
+        .total_ns = metrics_read(&m->total_ns),
+        .input_ns = metrics_read(&m->input_ns),
+        .queue_ns = metrics_read(&m->queue_ns),
+        .compute_ns = metrics_read(&m->compute_ns),
+        .output_ns = metrics_read(&m->output_ns),
+    };
+    for (size_t i = METRICS_REJECTED; i <= METRICS_OTHER; i++)
+        out->failure += metrics_read(&m->outcome[i]);
+}

@@ -51,6 +51,13 @@ struct metrics_request {
 };
 void metrics_request_finished(struct metrics *metrics, const struct metrics_request *request);
 
+/* Of all infer requests so far, as nv_inference_* on the page and the statistics calls tell it. */
+struct metrics_inference {
+    uint64_t success, failure;
+    uint64_t total_ns, input_ns, queue_ns, compute_ns, output_ns; /* of the successful */
+};
+void metrics_inference_get(const struct metrics *metrics, struct metrics_inference *out);
+
 /* What rendering needs besides the counters; without an engine (still loading) `model`, `stats` and `adapter` are NULL. */
 struct metrics_sources {
     const char *model_name;

@@ -66,8 +66,12 @@ static const struct {
      STAT(adapter_arena_bytes)},
     {"expertd_staging_bytes", "gauge", "Memory of bodies and replies in flight.", SCALAR_I64, STAT(staging_bytes)},
     {"expertd_staging_limit_bytes", "gauge", "Most memory that bodies and replies in flight may take.", SCALAR_I64, STAT(staging_limit)},
-    {"expertd_device_memory_bytes", "gauge", "Memory of the device.", SCALAR_I64, STAT(device_memory_total)},
-    {"expertd_device_memory_free_bytes", "gauge", "Free memory of the device.", SCALAR_I64, STAT(device_memory_free)},
+    {"expertd_device_memory_bytes", "gauge",
+     "Memory of the device that computes: a GPU's own, or on the CPU all of this machine's, as far as this process may use it.", SCALAR_I64,
+     STAT(device_memory_total)},
+    {"expertd_device_memory_free_bytes", "gauge",
+     "What of that is free: of a GPU, by all processes; on the CPU, what can be had without swapping.", SCALAR_I64,
+     STAT(device_memory_free)},
 };
 
 static void write_engine_scalars(FILE *out, const struct engine_stats *stats)
@@ -215,22 +219,21 @@ static void write_triton(FILE *out, const struct metrics *m, const struct metric
     static const char *const reason[] = {[METRICS_REJECTED] = "REJECTED", "CANCELED", "BACKEND", "OTHER"};
     const struct engine_stats *stats = sources->stats;
     const char *model = sources->model_name;
+    struct metrics_inference all;
+    metrics_inference_get(m, &all);
     const struct {
         const char *name, *type, *help;
         uint64_t value;
     } family[] = {
-        {"nv_inference_request_success", "counter", "Infer requests answered.", metrics_read(&m->outcome[METRICS_SUCCESS])},
+        {"nv_inference_request_success", "counter", "Infer requests answered.", all.success},
         {"nv_inference_count", "counter", "Rows computed.", stats ? stats->rows_ok[0] + stats->rows_ok[1] : 0},
         {"nv_inference_exec_count", "counter", "Batches run.", stats ? stats->batches[0] + stats->batches[1] : 0},
         {"nv_inference_request_duration_us", "counter", "Time of answered infer requests, from head to the end of the answer.",
-         metrics_read(&m->total_ns) / 1000},
-        {"nv_inference_queue_duration_us", "counter", "Time that answered infer requests waited.", metrics_read(&m->queue_ns) / 1000},
-        {"nv_inference_compute_input_duration_us", "counter", "Time to read and check answered infer requests.",
-         metrics_read(&m->input_ns) / 1000},
-        {"nv_inference_compute_infer_duration_us", "counter", "Time to compute answered infer requests.",
-         metrics_read(&m->compute_ns) / 1000},
-        {"nv_inference_compute_output_duration_us", "counter", "Time to write answers of infer requests.",
-         metrics_read(&m->output_ns) / 1000},
+         all.total_ns / 1000},
+        {"nv_inference_queue_duration_us", "counter", "Time that answered infer requests waited.", all.queue_ns / 1000},
+        {"nv_inference_compute_input_duration_us", "counter", "Time to read and check answered infer requests.", all.input_ns / 1000},
+        {"nv_inference_compute_infer_duration_us", "counter", "Time to compute answered infer requests.", all.compute_ns / 1000},
+        {"nv_inference_compute_output_duration_us", "counter", "Time to write answers of infer requests.", all.output_ns / 1000},
         {"nv_inference_pending_request_count", "gauge", "Infer requests waiting.", stats ? (uint64_t)stats->queued_requests : 0},
     };
     for (size_t i = 0; i < sizeof family / sizeof family[0]; i++) {

@@ -121,9 +121,9 @@ void model_config(struct http_request *r)
                               "model_transaction_policy", "decoupled", 0));
 }
 
-static json_t *model_duration(uint64_t count, double us)
+static json_t *model_duration(uint64_t count, uint64_t ns)
 {
-    return json_pack("{s:I, s:I}", "count", (json_int_t)count, "ns", (json_int_t)(us * 1e3));
+    return json_pack("{s:I, s:I}", "count", (json_int_t)count, "ns", (json_int_t)ns);
 }
 
 void model_stats(struct http_request *r)
@@ -131,14 +131,14 @@ void model_stats(struct http_request *r)
     if (!model_named(r))
         return;
     struct engine_stats s;
+    struct metrics_inference all;
     engine_stats_get(server_engine(r->server), &s);
-    uint64_t good = s.requests_ok[0] + s.requests_ok[1];
-    uint64_t bad = s.requests_failed + s.requests_cancelled + s.requests_expired + s.requests_rejected;
-    double queue = s.queue_us[0].sum + s.queue_us[1].sum, compute = s.compute_us[0].sum + s.compute_us[1].sum;
-    json_t *inference = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "success", model_duration(good, queue + compute), "fail",
-                                  model_duration(bad, 0), "queue", model_duration(good, queue), "compute_input", model_duration(good, 0),
-                                  "compute_infer", model_duration(good, compute), "compute_output", model_duration(good, 0), "cache_hit",
-                                  model_duration(0, 0), "cache_miss", model_duration(0, 0));
+    metrics_inference_get(r->server->metrics, &all);
+    json_t *inference =
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "success", model_duration(all.success, all.total_ns), "fail",
+                  model_duration(all.failure, 0), "queue", model_duration(all.success, all.queue_ns), "compute_input",
+                  model_duration(all.success, all.input_ns), "compute_infer", model_duration(all.success, all.compute_ns), "compute_output",
+                  model_duration(all.success, all.output_ns), "cache_hit", model_duration(0, 0), "cache_miss", model_duration(0, 0));
     http_reply_json(r, 200,
                     json_pack("{s:[{s:s, s:s, s:I, s:I, s:I, s:o, s:[]}]}", "model_stats", "name", r->server->model_name, "version", "1",
                               "last_inference", (json_int_t)atomic_load_explicit(&r->server->last_inference_ms, memory_order_relaxed),

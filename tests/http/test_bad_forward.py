@@ -217,11 +217,44 @@ def test_grouped_routing():
         bad(s, g(w=[NAN] + w[1:]), 400, "non_finite_weight", "sorted_weights", "entry 0", binary=True)
 
 
+def many_layers(folder, layers):
+    """A checkpoint in which every layer is olmoe's first one."""
+    source = fixture("olmoe")
+    with open(os.path.join(source, "model.safetensors"), "rb") as f:
+        head = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    made, blob, at = {}, [], 0
+    for layer in range(layers):
+        for name, t in head.items():
+            if name.startswith("model.layers.0.mlp.experts."):
+                piece = data[t["data_offsets"][0]:t["data_offsets"][1]]
+                made[name.replace("layers.0.", f"layers.{layer}.", 1)] = {**t, "data_offsets": [at, at + len(piece)]}
+                blob.append(piece)
+                at += len(piece)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        text = json.dumps(made).encode()
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(blob))
+    with open(os.path.join(source, "config.json")) as f, open(os.path.join(folder, "config.json"), "w") as g:
+        json.dump({**json.load(f), "num_hidden_layers": layers}, g)
+
+
+def test_held_layers_are_told():
+    folder = tempfile.mkdtemp()
+    many_layers(folder, 130)
+    for keep, told in (("0-2,5,7-8,10", "held are 0-2,5,7-8,10"), (",".join(str(i) for i in range(0, 128, 2)), ",...")):
+        with Server("--model", folder, "--layers", keep) as s:
+            hidden = s.call("GET", "/moe/model").json()["hidden_size"]
+            r = forward(s, tokens(hidden=hidden), parameters={"layer": 129})
+            check_error(r, 404, "layer_not_found", "layer 129", told)
+            assert r.json()["error"].endswith(told), r
+    shutil.rmtree(folder)
+
+
 def test_layers_and_adapters():
     with Server("--synthetic", "E=8,K=2,H=64,I=64,L=2") as s:
         bad(s, tokens(), 400, "bad_request", "layer")
         for layer in (2, 2**31 - 1):
-            bad(s, tokens(), 404, "layer_not_found", str(layer), parameters={"layer": layer})
+            bad(s, tokens(), 404, "layer_not_found", str(layer), "held are 0-1", parameters={"layer": layer})
         for layer in (-1, 2**31, 2**32, 2**40, -2**63):
             bad(s, tokens(), 400, "bad_request", str(layer), parameters={"layer": layer})
         a, b = (forward(s, tokens(), parameters={"layer": n}).json() for n in (0, 1))

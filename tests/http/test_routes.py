@@ -61,11 +61,20 @@ def test_descriptions():
             assert s.call("GET", path).status == 200, path
         before = s.call("GET", "/v2/models/m/stats").json()["model_stats"][0]
         assert forward(s, tokens(rows=3)).status == 200
-        after = s.call("GET", "/v2/models/stats").json()["model_stats"][0]
+        stats = lambda: s.call("GET", "/v2/models/stats").json()["model_stats"][0]
+        end = time.monotonic() + 10 * SLOW
+        while stats()["inference_stats"]["success"]["count"] < 1 and time.monotonic() < end:
+            time.sleep(0.01)  # a request counts once its answer is out
+        after = stats()
         assert after["inference_count"] - before["inference_count"] == 3 and after["execution_count"] > before["execution_count"], after
         assert after["inference_stats"]["success"]["count"] == 1 and after["last_inference"] > 1e12 and after["name"] == "m", after
         for field in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss"):
             assert set(after["inference_stats"][field]) == {"count", "ns"}, after
+        page = s.call("GET", "/metrics").body.decode()
+        for field, family in (("success", "request"), ("queue", "queue"), ("compute_input", "compute_input"), ("compute_infer", "compute_infer"),
+                              ("compute_output", "compute_output")):
+            us = int(re.search(rf"^nv_inference_{family}_duration_us{{.*}} (\d+)$", page, re.M).group(1))
+            assert us == after["inference_stats"][field]["ns"] // 1000 and (us or field == "queue"), (field, us, after)
         # Triton's clients send these with no body and a form's content type.
         r = s.call("POST", "/v2/repository/index", b"", {"Content-Type": "application/x-www-form-urlencoded"})
         assert r.json() == [{"name": "m", "version": "1", "state": "READY", "reason": ""}], r

@@ -301,7 +301,7 @@ static void without_root_or_slots(void **state)
 {
     (void)state;
     struct rig *g = rig_create(0, false);
-    install_fails(g, "a", "one", false, ENGINE_ADAPTER_SLOTS_FULL, "no slot is free for adapter \"a\": the limit is 0");
+    install_fails(g, "a", "one", false, ENGINE_ADAPTER_SLOTS_FULL, "no slot is free for adapter \"a\": --max-adapters allows 0");
     struct registry_options o = {.device = &g->device.base, .model = g->model, .max_adapters = 1, .publisher = {thread_post, &g->thread}};
     struct registry *other;
     struct engine_error error;
@@ -309,7 +309,7 @@ static void without_root_or_slots(void **state)
     bool replaced;
     assert_int_equal(registry_create(&o, &other, &error), ENGINE_OK);
     assert_int_equal(registry_install(other, "a", "one", -1, false, &info, &replaced, &error), ENGINE_FORBIDDEN_PATH);
-    assert_string_equal(error.message, "adapters can't be installed by path: the server has no adapter root");
+    assert_string_equal(error.message, "adapters can't be installed by path: the server was started without --adapter-root");
     registry_destroy(other);
     o.adapter_root = "/does/not/exist";
     assert_int_equal(registry_create(&o, &other, &error), ENGINE_BAD_OPTION);
@@ -335,7 +335,8 @@ static void replacing(void **state)
     check_table(g, "a", "two");
     /* the old one is in use: it keeps its slot and its entries */
     assert_false(table_is_zero(g, engine_adapter_slot(old)));
-    install_fails(g, "a", "one", true, ENGINE_ADAPTER_SLOTS_FULL, "the limit is 2, and 1 of them are being removed but still in use");
+    install_fails(g, "a", "one", true, ENGINE_ADAPTER_SLOTS_FULL,
+                  "--max-adapters allows 2, and 1 of these are removed ones that requests still use");
     check_table(g, "a", "two");
     registry_release(g->registry, old);
     install_fine(g, "a", "one", true, &third);

@@ -158,12 +158,12 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
             r0 = __shfl_sync(~0u, rows.entry[0].a ? rows.entry[0].rank : 0, lead);
             if (DOWN) {
                 r1 = r0;
-                b1 = b0 + (size_t)(group * 16 + 8 + g) * r1 * 2;
+                b1 = b0 + (size_t)(group * 16 + 2 * g + 1) * r1 * 2;
             } else {
                 r1 = __shfl_sync(~0u, rows.entry[1].a ? rows.entry[1].rank : 0, lead);
                 b1 = (const uint8_t *)__shfl_sync(~0u, rows.entry[1].b, lead) + (size_t)(group * 8 + g) * r1 * 2;
             }
-            b0 += (size_t)(group * (DOWN ? 16 : 8) + g) * r0 * 2;
+            b0 += (size_t)(DOWN ? group * 16 + 2 * g : group * 8 + g) * r0 * 2;
             k = 0;
             more = true;
         }
@@ -285,19 +285,17 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         decode_fold<OP, DOWN, NT>(acc, f, *rows, group, begin);
 
     if (DOWN) {
-        int c = group * 16 + g;
+        int c = group * 16 + 2 * g;
         float bias0 = f.weights.down_bias ? f.weights.down_bias[(size_t)expert * f.dims.hidden_pad + c] : 0.0f;
-        float bias1 = f.weights.down_bias ? f.weights.down_bias[(size_t)expert * f.dims.hidden_pad + c + 8] : 0.0f;
+        float bias1 = f.weights.down_bias ? f.weights.down_bias[(size_t)expert * f.dims.hidden_pad + c + 1] : 0.0f;
 #pragma unroll
         for (int j = 0; j < NT; j++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int n = j * 8 + 2 * t + i;
-                if (n < count) {
-                    OP *y = (OP *)f.y + (size_t)(begin + n) * f.dims.hidden_pad + c;
-                    y[0] = op_from_f32<OP>(acc[j][i] + bias0);
-                    y[8] = op_from_f32<OP>(acc[j][i + 2] + bias1);
-                }
+                if (n < count)
+                    *reinterpret_cast<uint32_t *>((OP *)f.y + (size_t)(begin + n) * f.dims.hidden_pad + c) =
+                        op_pair<OP>::narrow(acc[j][i] + bias0, acc[j][i + 2] + bias1);
             }
         }
     } else {

@@ -5,7 +5,8 @@
  * Layout of weights in device memory: an expert's projection is a sequence of strips of 4 groups of CUDA_GROUP_ROWS output rows. A strip
  * holds, for each block of CUDA_BLOCK_K columns, its groups' blocks one after the other: 16 rows of 128 bytes each, whose 16-byte
  * chunk c of row r lies at chunk c ^ (r & 7). That is the swizzle that shared memory wants, so a strip's block is one plain copy. In
- * gate_up a group is 8 gate rows, then the 8 up rows of the same channels: both halves of an activation land in one thread.
+ * gate_up a group is 8 gate rows, then the 8 up rows of the same channels: both halves of an activation land in one thread. In
+ * down a group's even channels come first, then its odd ones, so that two neighbours land in one thread.
  */
 #ifndef EXPERTD_KERNELS_CUDA_LAUNCH_H
 #define EXPERTD_KERNELS_CUDA_LAUNCH_H

@@ -83,8 +83,10 @@ void cuda_pack(const struct kernel_dims *d, enum kernel_projection p, int32_t ro
             size_t group = r0 / tile, strip = group / CUDA_STRIP_GROUPS;
             size_t piece = (strip * blocks + k) * CUDA_STRIP_GROUPS + group % CUDA_STRIP_GROUPS;
             unsigned char *to = (unsigned char *)dst + (p == KERNEL_DOWN ? piece * tile_bytes : piece * dst_pitch);
-            for (size_t r = 0; r < tile; r++)
-                pack_row(to + r * ROW_BYTES, r0 + r < (size_t)rows ? from + (r0 + r) * src_stride * 2 : NULL, k, width, r);
+            for (size_t r = 0; r < tile; r++) {
+                size_t at = p == KERNEL_DOWN ? r % 2 * 8 + r / 2 : r;
+                pack_row(to + at * ROW_BYTES, r0 + r < (size_t)rows ? from + (r0 + r) * src_stride * 2 : NULL, k, width, at);
+            }
         }
     }
 }

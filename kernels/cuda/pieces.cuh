@@ -84,7 +84,7 @@ template <bool DOWN> __device__ __forceinline__ const uint8_t *piece_weights(con
 {
     int rank = p.rank & ~PIECE_UP;
     if (DOWN)
-        return p.b + ((size_t)(group * 16 + r) * rank + k * 8) * 2;
+        return p.b + ((size_t)(group * 16 + r / 16 * 16 + r % 8 * 2 + r / 8 % 2) * rank + k * 8) * 2;
     if ((r & 8) != (p.rank & PIECE_UP ? 8 : 0))
         return NULL;
     return p.b + ((size_t)(group * 8 + r / 16 * 8 + r % 8) * rank + k * 8) * 2;

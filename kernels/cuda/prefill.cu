@@ -130,11 +130,11 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 2) prefill_kernel(const __gri
             const int local = wm * 2 + m;
             if (local * 16 >= rows)
                 continue;
-            const int c = (group + local) * (DOWN ? 16 : 8) + g;
+            const int c = DOWN ? (group + local) * 16 + 2 * g : (group + local) * 8 + g;
             float bias0 = 0.0f, bias1 = 0.0f;
             if (DOWN && f.weights.down_bias) {
                 bias0 = f.weights.down_bias[(size_t)e * f.dims.hidden_pad + c];
-                bias1 = f.weights.down_bias[(size_t)e * f.dims.hidden_pad + c + 8];
+                bias1 = f.weights.down_bias[(size_t)e * f.dims.hidden_pad + c + 1];
             } else if (!DOWN && f.weights.gate_bias) {
                 bias0 = f.weights.gate_bias[(size_t)e * f.dims.inter_pad + c];
                 bias1 = f.weights.up_bias[(size_t)e * f.dims.inter_pad + c];
@@ -148,9 +148,8 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 2) prefill_kernel(const __gri
                         continue;
                     float v0 = acc[m][j][i] + bias0, v1 = acc[m][j][i + 2] + bias1;
                     if (DOWN) {
-                        OP *y = (OP *)f.y + (size_t)(begin + n) * f.dims.hidden_pad + c;
-                        y[0] = op_from_f32<OP>(v0);
-                        y[8] = op_from_f32<OP>(v1);
+                        *reinterpret_cast<uint32_t *>((OP *)f.y + (size_t)(begin + n) * f.dims.hidden_pad + c) =
+                            op_pair<OP>::narrow(v0, v1);
                     } else {
                         float weight = f.weights.weight_on_input ? f.batch.slot_weight[f.routing.order[begin + n]] : 1.0f;
                         float h = activate(f.weights.activation, weight * v0, weight * v1);

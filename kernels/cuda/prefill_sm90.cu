@@ -200,17 +200,17 @@ __device__ __forceinline__ void hopper_store(const struct kernel_forward &f, con
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = tile.group + local;
     if (local >= tile.groups)
         return;
-    const int c = group * (DOWN ? 16 : 8) + g;
+    const int c = DOWN ? group * 16 + 2 * g : group * 8 + g;
     float bias0 = 0.0f, bias1 = 0.0f;
     if (DOWN && f.weights.down_bias) {
         bias0 = f.weights.down_bias[(size_t)tile.expert * f.dims.hidden_pad + c];
-        bias1 = f.weights.down_bias[(size_t)tile.expert * f.dims.hidden_pad + c + 8];
+        bias1 = f.weights.down_bias[(size_t)tile.expert * f.dims.hidden_pad + c + 1];
     } else if (!DOWN && f.weights.gate_bias) {
         bias0 = f.weights.gate_bias[(size_t)tile.expert * f.dims.inter_pad + c];
         bias1 = f.weights.up_bias[(size_t)tile.expert * f.dims.inter_pad + c];
     }
     const size_t ld = DOWN ? f.dims.hidden_pad : f.dims.inter_pad;
-    OP *out = (OP *)(DOWN ? f.y : f.h) + (size_t)(tile.begin + g) * ld + group * (DOWN ? 16 : 8) + 2 * t;
+    OP *out = (OP *)(DOWN ? f.y : f.h) + (size_t)(tile.begin + g) * ld + (DOWN ? group * 16 + 4 * t : group * 8 + 2 * t);
     if (!DOWN && f.weights.weight_on_input) {
 #pragma unroll
         for (int i = 0; i < N / 4; i++) {
@@ -236,9 +236,11 @@ __device__ __forceinline__ void hopper_store(const struct kernel_forward &f, con
             lo = transpose_8x8(real ? h : 0);
         }
         if (j * 8 + g < tile.count) {
-            *reinterpret_cast<uint32_t *>(out) = lo;
+            /* lo has channels 4 t and 4 t + 2, hi 4 t + 1 and 4 t + 3. */
             if (DOWN)
-                *reinterpret_cast<uint32_t *>(out + 8) = hi;
+                *reinterpret_cast<uint2 *>(out) = make_uint2(__byte_perm(lo, hi, 0x5410), __byte_perm(lo, hi, 0x7632));
+            else
+                *reinterpret_cast<uint32_t *>(out) = lo;
         }
         out += 8 * ld;
     }

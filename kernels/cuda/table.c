@@ -71,13 +71,19 @@ static enum kernel_status down_portable(struct kernel_stream *s, const struct ke
 
 static enum kernel_status wait(struct kernel_stream *s) { return status(cudaStreamSynchronize(s->stream)); }
 
+/* Where the paths cross, measured (see tests/bench/results): from 16 rows on wgmma is no slower than decode on any shape tried. The
+ * portable prefill product works on 128 rows of an expert at a time and pays later. */
+#define CODE_DECODE_ROWS_sm90 15
+#define CODE_DECODE_ROWS_portable 128
+
 #define TABLE(code)                                                                                                                        \
     {                                                                                                                                      \
-        .name = "cuda-" #code, .device = "cuda", .decode_rows = 128, .dims_init = cuda_dims_init, .gate_up_bytes = cuda_gate_up_bytes,     \
-        .down_bytes = cuda_down_bytes, .work_bytes = work_bytes, .pack_rows = CUDA_PACK_ROWS, .span = cuda_span, .pack = cuda_pack,        \
-        .lora_a_bytes = cuda_lora_a_bytes, .lora_b_bytes = cuda_lora_b_bytes, .pack_lora_a = cuda_pack_lora_a,                             \
-        .pack_lora_b = cuda_pack_lora_b, .enter = enter, .route = route, .shrink_gate_up = shrink_gate_up, .gate_up = gate_up_##code,      \
-        .shrink_down = shrink_down, .down = down_##code, .combine = combine, .wait = wait,                                                 \
+        .name = "cuda-" #code, .device = "cuda", .decode_rows = CODE_DECODE_ROWS_##code, .dims_init = cuda_dims_init,                      \
+        .gate_up_bytes = cuda_gate_up_bytes, .down_bytes = cuda_down_bytes, .work_bytes = work_bytes, .pack_rows = CUDA_PACK_ROWS,         \
+        .span = cuda_span, .pack = cuda_pack, .lora_a_bytes = cuda_lora_a_bytes, .lora_b_bytes = cuda_lora_b_bytes,                        \
+        .pack_lora_a = cuda_pack_lora_a, .pack_lora_b = cuda_pack_lora_b, .enter = enter, .route = route,                                  \
+        .shrink_gate_up = shrink_gate_up, .gate_up = gate_up_##code, .shrink_down = shrink_down, .down = down_##code, .combine = combine,  \
+        .wait = wait,                                                                                                                      \
     }
 
 static const struct kernel_table table_sm90 = TABLE(sm90), table_portable = TABLE(portable);

@@ -4,8 +4,9 @@
  *
  * Weights are the M operand of mma m16n8k16, rows of the batch the N operand, up to DECODE_CHUNK of one expert at a time. All
  * (chunk, group of 16 weight rows) pairs are dealt out evenly to the blocks of a grid that fills the device; a block's warps
- * work on groups of their own, each streaming through a private ring of shared memory that is RING blocks of 2 KiB deep (6 were slower: x comes through L1, which shares the memory), so
- * no warp ever waits for another. The ring is filled by bulk copies (sm_90) or cp.async (sm_80); x comes through L1.
+ * work on groups of their own, each streaming through a private ring of shared memory that is RING blocks of 2 KiB deep, so no
+ * warp ever waits for another. The ring is filled by bulk copies (sm_90) or cp.async (sm_80); x comes through L1, which is what
+ * the ring's size is taken from: 6 blocks were a tenth slower than 3.
  * Every output element is one chain of matrix instructions over k, then the adapter's over its rank: what else is in the batch
  * changes nothing. Adapters: a chunk holds runs of rows with one adapter; each run adds B s with s masked to the run's rows.
  *

@@ -85,11 +85,11 @@ int main(int argc, char **argv)
     cudaStream_t stream = NULL;
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
         return 1;
-    struct kernel_stream *wrapped = kernels_cuda_stream_create(0, stream), *fewer = kernels_cuda_stream_create(0, stream);
-    if (!wrapped || !fewer)
+    struct kernel_stream *wrapped = kernels_cuda_stream_create(0, stream), *second = kernels_cuda_stream_create(0, stream);
+    if (!wrapped || !second)
         return 1;
     target = (struct body_target){table, wrapped, &device_memory};
-    other = (struct body_target){table, fewer, &device_memory};
+    other = (struct body_target){table, second, &device_memory};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_unknown_code), cmocka_unit_test(test_steps), cmocka_unit_test(test_forward), cmocka_unit_test(test_base),
         cmocka_unit_test(test_nan),          cmocka_unit_test(test_same),  cmocka_unit_test(test_company), cmocka_unit_test(test_large),
@@ -103,7 +103,7 @@ int main(int argc, char **argv)
     else
         failed = cmocka_run_group_tests_name(table->name, tests, NULL, NULL);
     kernels_cuda_stream_destroy(wrapped);
-    kernels_cuda_stream_destroy(fewer);
+    kernels_cuda_stream_destroy(second);
     cudaStreamDestroy(stream);
     return failed;
 }

@@ -119,10 +119,16 @@ static void forward_reply_free(void *arg)
 static void forward_reply_binary(struct http_request *r, struct forward *f, char *json, size_t json_length, size_t bytes)
 {
     struct forward_reply *reply = malloc(sizeof *reply);
-    struct MHD_IoVec piece[2] = {{json, json_length}, {f->out, bytes}};
     struct MHD_Response *response = NULL;
-    if (reply) {
+    if (reply)
         *reply = (struct forward_reply){f->engine, f->work, json};
+    if (reply && json_length <= f->room) {
+        /* libmicrohttpd sends a buffer together with the headers, which saves a packet, but pieces behind them. */
+        char *start = (char *)f->out - json_length;
+        memcpy(start, json, json_length);
+        response = MHD_create_response_from_buffer_with_free_callback_cls(json_length + bytes, start, forward_reply_free, reply);
+    } else if (reply) {
+        struct MHD_IoVec piece[2] = {{json, json_length}, {f->out, bytes}};
         response = MHD_create_response_from_iovec(piece, 2, forward_reply_free, reply);
     }
     if (!response) {

@@ -8,6 +8,8 @@
 #include "proto-json/proto.h"
 #include "server/http.h"
 
+#define FORWARD_HEAD_ROOM ((size_t)512) /* at least so much room */
+
 /* The adapters that a request names, each once, each with a reference. */
 struct forward_adapters {
     struct engine_adapter **item;
@@ -27,8 +29,9 @@ struct forward {
     int32_t layer, rows, k;
     int64_t slots;
     struct forward_adapters adapters;
-    void *work; /* staging memory: out, then the arrays of the engine's request */
-    void *out; /* [rows, hidden], start of work */
+    void *work; /* staging memory: the arrays of the engine's request, then out */
+    void *out; /* [rows, hidden] */
+    size_t room; /* bytes of work before out: free for the reply's head once the engine is done */
     struct engine_request request;
     int64_t answered_ns;
 };

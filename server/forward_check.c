@@ -343,9 +343,11 @@ bool forward_prepare(struct http_request *r, struct forward *f)
         !forward_check_slots(r, f, &in, model) || !forward_check_adapters(r, f, &in))
         return false;
 
-    /* One allocation: out | ids | weights | row_slots | row_adapter. All sizes are bounded by those of the body's tensors. */
-    size_t out_bytes = (in.hidden->bytes + 63) & ~(size_t)63, slots = (size_t)f->slots, rows = (size_t)f->rows;
-    size_t bytes = out_bytes + slots * (sizeof(int32_t) + sizeof(float)) + (2 * rows + 1) * sizeof(int32_t);
+    /* One allocation: ids | weights | row_slots | row_adapter | out. All sizes are bounded by those of the body's tensors. */
+    size_t slots = (size_t)f->slots, rows = (size_t)f->rows;
+    size_t arrays = slots * (sizeof(int32_t) + sizeof(float)) + (2 * rows + 1) * sizeof(int32_t);
+    f->room = ((arrays < FORWARD_HEAD_ROOM ? FORWARD_HEAD_ROOM : arrays) + 63) & ~(size_t)63;
+    size_t bytes = f->room + in.hidden->bytes;
     enum engine_code code = engine_staging_acquire(f->engine, bytes, &f->work);
     if (code != ENGINE_OK) {
         f->work = NULL;
@@ -358,8 +360,8 @@ bool forward_prepare(struct http_request *r, struct forward *f)
             http_fail_memory(r);
         return false;
     }
-    f->out = f->work;
-    int32_t *ids = (int32_t *)((char *)f->work + out_bytes);
+    f->out = (char *)f->work + f->room;
+    int32_t *ids = f->work;
     float *weights = (float *)(ids + slots);
     int32_t *row_slots = (int32_t *)(weights + slots), *row_adapter = row_slots + rows + 1;
     bool grouped = in.sorted_token_ids != NULL;

@@ -300,4 +300,17 @@ def test_long_json_is_bounded_and_holds_nobody_up():
         assert forward(server, tokens()).status == 200
 
 
+def test_long_heads():
+    """A binary reply is whole however long the head in front of its tensor is."""
+    with Server() as server:
+        first = None
+        for rows in (1, 2, 200):
+            for length in (1, 50, 250, 300, 500, 600, 5000, 200000):
+                r = forward(server, tokens(rows=rows), binary=True, parameters={"binary_data_output": True}, id="i" * length)
+                at = int(r.headers["inference-header-content-length"])
+                assert r.status == 200 and len(r.body) == at + rows * 64 * 4 and json.loads(r.body[:at])["id"] == "i" * length, (rows, length)
+                first = r.body[at:] if length == 1 else first
+                assert r.body[at:] == first, (rows, length)
+
+
 run(globals())

@@ -392,6 +392,9 @@ static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const 
         metrics_request_started(r->server->metrics);
         snprintf(r->method_name, sizeof r->method_name, "%s", method);
         http_take_id(r);
+        pthread_mutex_lock(&r->connection->lock);
+        memcpy(r->connection->request_id, r->id, sizeof r->id);
+        pthread_mutex_unlock(&r->connection->lock);
         http_check_head(r, version);
         if (r->status && r->length != 0)
             return http_send(r, true);

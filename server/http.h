@@ -20,7 +20,6 @@
 
 #define HTTP_MAX_SEGMENTS 8
 #define HTTP_CONTROL_MAX ((size_t)1 << 20) /* bytes of a control call's body */
-#define HTTP_REQUEST_ID_MAX 128
 
 struct http_request;
 

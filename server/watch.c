@@ -95,7 +95,7 @@ static void watch_expire(struct connection *c)
                          reply_raw_error(text, sizeof text, 408, "timeout",
                                          c->phase == CONNECTION_HEAD ? "the request's head did not arrive in time"
                                                                      : "the request's body did not arrive in time",
-                                         NULL));
+                                         c->phase == CONNECTION_HEAD ? NULL : c->request_id));
         shutdown(c->fd, SHUT_RD);
         break;
     case CONNECTION_IDLE:

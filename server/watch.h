@@ -29,6 +29,8 @@ enum connection_phase {
     CONNECTION_CUT, /* answered or shut from here; libmicrohttpd must do no more than close it */
 };
 
+#define HTTP_REQUEST_ID_MAX 128
+
 struct connection {
     struct watch *watch;
     struct connection *previous, *next;
@@ -47,6 +49,7 @@ struct connection {
     void (*cancel)(struct http_request *request); /* while waiting: called once when the peer vanishes, with the lock held */
     struct http_request *request; /* for cancel */
     char remote[64];
+    char request_id[HTTP_REQUEST_ID_MAX + 1]; /* of the request whose head came last */
 };
 
 struct watch *watch_create(void); /* NULL: no descriptors, memory or thread */

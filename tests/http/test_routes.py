@@ -105,6 +105,12 @@ def test_metrics_and_openapi():
             assert allowed == set(item) & {"get", "put", "post", "delete"}, (path, allowed, list(item))
         for path in ("/moe/forward", "/adapters/{name}", "/v2/models/{model}/infer", "/v1/load_lora_adapter", "/health/ready"):
             assert path in api["paths"], path
+        codes = """bad_json bad_request bad_tensor shape_mismatch unsupported_datatype expert_out_of_range non_finite_weight bad_adapter
+            adapter_unsupported bad_framing unauthorized forbidden forbidden_path not_found model_not_found layer_not_found adapter_not_found
+            method_not_allowed timeout adapter_exists too_large unsupported_media_type non_finite_output queue_full too_many_bytes_in_flight
+            internal not_ready draining device_failed too_many_connections deadline_exceeded out_of_device_memory adapter_slots_full"""
+        absent = [code for code in codes.split() if not re.search(rf"\b{code}\b", r.body.decode())]
+        assert not absent, absent
         references = re.findall(r'"\$ref":"#/([^"]+)"', r.body.decode())
         for reference in set(references):
             node = api

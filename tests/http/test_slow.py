@@ -59,6 +59,8 @@ def test_trickled_body():
         got, took = trickle(s, HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY[:10], BODY[10:], 10)
         check_error(parse_replies(got)[0], 408, "timeout", "body")
         assert 1.5 < took < 5 * SLOW, took
+        line = s.wait_log(parse_replies(got)[0].headers["x-request-id"])  # what the client was told leads to the log
+        assert "status=408" in line and "body did not arrive in time" in line, line
         got, took = trickle(s, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n{\r\n", 10)
         check_error(parse_replies(got)[0], 408, "timeout", "body")
         assert 1.5 < took < 5 * SLOW, took

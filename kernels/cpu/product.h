@@ -61,9 +61,11 @@ static inline size_t panel_size(enum product_mode mode) { return mode == PRODUCT
 
 /* How far ahead of the loads weights are fetched, into the first-level cache and into the second: memory, not the hardware's prefetcher,
  * should set the pace. The far one has to cover the latency of memory that all cores draw on; so much at once does not fit the near one,
- * whose lines in flight are few. */
+ * whose lines in flight are few. Rows so many that they take the halves of a block one after the other are
+ * limited by the multipliers, and do with one distance. */
 #define FETCH_NEAR 1024
 #define FETCH_FAR 8192
+#define FETCH_HALF 2048
 
 static void panel_pack(enum product_mode mode, void *panel, const uint16_t *const *row, int rows, int32_t width)
 {
@@ -103,10 +105,10 @@ ALWAYS_INLINE void product_halves(const int rows, const int halves, const enum p
             for (int s = 0; s < SUBS; s++)
                 sum[r][h][s] = vf_set(0);
     for (int32_t pair = 0; pair < width / 2; pair++, w += LAYOUT_PAIR) {
-        for (int line = 0; line < halves; line++) {
-            __builtin_prefetch((const char *)w + FETCH_NEAR + 64 * line, 0, 3);
+        for (int line = 0; line < halves; line++)
+            __builtin_prefetch((const char *)w + (halves == 2 ? FETCH_NEAR : FETCH_HALF) + 64 * line, 0, 3);
+        for (int line = 0; line < halves && halves == 2; line++)
             __builtin_prefetch((const char *)w + FETCH_FAR + 64 * line, 0, 2);
-        }
 #if DOT_PAIRS
         if (mode == PRODUCT_BF16_DOT) {
             const uint32_t *x = (const uint32_t *)panel + (size_t)pair * (size_t)rows;

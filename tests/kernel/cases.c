@@ -4,6 +4,8 @@
  */
 #include "cases.h"
 
+#include "rule.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -298,6 +300,50 @@ void cases_check_forward(const struct body_target *target)
     }
 }
 
+void cases_check_rule(const struct body_target *target)
+{
+    static const struct problem_options shapes[] = {
+        {.rank = 16},
+        {.rank = 5, .activation = KERNEL_ACT_GELU, .bias = true},
+        {.rank = 8, .activation = KERNEL_ACT_GELU_TANH, .share_a = true},
+        {.rank = 9, .activation = KERNEL_ACT_GPT_OSS, .bias = true, .subset = true},
+        {.rank = 16, .weight_on_input = true, .skipped = 5},
+    };
+    for (size_t i = 0; i < 2 * (sizeof shapes / sizeof shapes[0]); i++) {
+        struct problem_options o = shapes[i / 2];
+        o.experts = 4, o.hidden = 64, o.inter = 96, o.rows = 42, o.k = 2, o.adapters = 2, o.mixed_dtypes = true, o.seed = (uint32_t)i + 1;
+        o.op = i % 2 ? DTYPE_FP16 : DTYPE_BF16;
+        struct problem *p = problem_create(&o);
+        /* Some rows are so large that clamps count. */
+        for (int32_t t = 0; t < o.rows; t += 4)
+            for (int32_t j = 0; j < o.hidden; j++) {
+                size_t at = p->row[t].in + (size_t)j * dtype_size((enum dtype)p->row[t].dtype);
+                problem_poke(p, t, j, 5 * dtype_load_f32(p->input + at, (enum dtype)p->row[t].dtype));
+            }
+        double *want = rule_forward(p);
+        struct body *b = body_create(target, p);
+        for (size_t j = 0; j < 2; j++) {
+            char *out = run(b, p, paths[j], true);
+            int32_t off = 0, n = o.rows * o.hidden;
+            for (int32_t at = 0; at < n; at++) {
+                const struct kernel_row *row = &p->row[at / o.hidden];
+                enum dtype d = (enum dtype)row->dtype;
+                double got = dtype_load_f32(out + row->out + (size_t)(at % o.hidden) * dtype_size(d), d);
+                off += !(fabs(got - want[at]) <= 1e-5 * fabs(want[at]));
+            }
+            /* Sums near the middle between two operands may go either way. Another rounding, or one less, moves every third element. */
+            if (off > n / 8)
+                fail_msg("case %zu %s %s: %d of %d elements are not what the rule gives", i / 2, dtype_name(o.op), j ? "prefill" : "decode",
+                         off, n);
+            print_message("    case %zu %s %s: %d of %d differ\n", i / 2, dtype_name(o.op), j ? "prefill" : "decode", off, n);
+            free(out);
+        }
+        free(want);
+        body_destroy(b);
+        problem_destroy(p);
+    }
+}
+
 static void check_same_row(const char *what, const struct problem *p, int32_t t, const char *got, const char *want)
 {
     const struct kernel_row *row = &p->row[t];
@@ -358,6 +404,44 @@ void cases_check_base(const struct body_target *target)
         body_destroy(b);
         problem_destroy(p);
     }
+}
+
+void cases_check_sums(const struct body_target *target)
+{
+    const struct problem_options o = {.experts = 3,
+                                      .hidden = 128,
+                                      .inter = 64,
+                                      .op = DTYPE_BF16,
+                                      .rows = 45,
+                                      .k = 2,
+                                      .adapters = 1,
+                                      .rank = 8,
+                                      .mixed_dtypes = true,
+                                      .cancelling = true,
+                                      .seed = 1};
+    struct problem *p = problem_create(&o);
+    struct body *b = body_create(target, p);
+    int32_t row[45];
+    for (size_t j = 0; j < 2; j++) {
+        char *with = run(b, p, paths[j], true), *without = run(b, p, paths[j], false);
+        for (int32_t n = 1; n < o.rows; n = 2 * n + 1)
+            for (int32_t t = 0; t + n <= o.rows; t += n) {
+                for (int32_t i = 0; i < n; i++)
+                    row[i] = t + i;
+                check_part("sums", b, p, row, n, paths[j], with);
+            }
+        int32_t base = 0;
+        for (int32_t t = 0; t < o.rows; t++)
+            if (p->row[t].adapter < 0) {
+                check_same_row("sums without adapters", p, t, without, with);
+                base++;
+            }
+        assert_true(base > 10);
+        free(with);
+        free(without);
+    }
+    body_destroy(b);
+    problem_destroy(p);
 }
 
 void cases_check_nan(const struct body_target *target)

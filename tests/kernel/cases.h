@@ -11,8 +11,10 @@
 /* Each fails the cmocka test that runs it. */
 void cases_check_steps(const struct body_target *target); /* every entry alone, fed with the reference's intermediate results */
 void cases_check_forward(const struct body_target *target); /* the whole sequence, decode against prefill against the reference */
+void cases_check_rule(const struct body_target *target); /* rounding happens at the promised points and nowhere else */
 void cases_check_company(const struct body_target *target); /* each row alone, in windows, reversed and in company: same bits */
 void cases_check_base(const struct body_target *target); /* unadapted rows with and without adapters: same bits */
+void cases_check_sums(const struct body_target *target); /* base rows' sums have one order, alone, in company and beside adapters */
 void cases_check_nan(const struct body_target *target); /* NaN and infinities stay in their rows */
 void cases_check_large(const struct body_target *target); /* batches that fill the tiles of a device with many threads */
 void cases_check_order(const struct body_target *target); /* combine sums in slot order */

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 void *problem_alloc(size_t bytes)
 {
@@ -127,6 +128,29 @@ static void make_batch(struct problem *p, uint32_t *state)
             problem_poke(p, t, i, problem_normal(state));
 }
 
+/* Terms i and i + n / 2 are large and each other's negative, for the first quarter of the terms. That takes inputs that repeat: of h they
+ * do, since the rows of gate and up do. */
+static void make_cancelling(struct problem *p)
+{
+    for (enum kernel_projection q = KERNEL_GATE; q < KERNEL_PROJECTIONS; q++) {
+        const size_t in = (size_t)problem_in(p, q), out = (size_t)problem_out(p, q), rows = (size_t)p->o.experts * out;
+        for (size_t r = 0; r < rows; r++)
+            for (size_t i = 0; i < in / 4; i++) {
+                float large = 4096 * dtype_load_f32(&p->weight[q][r * in + i], p->o.op);
+                dtype_store_f32(&p->weight[q][r * in + i], p->o.op, large);
+                dtype_store_f32(&p->weight[q][r * in + i + in / 2], p->o.op, -large);
+            }
+        for (size_t r = 0; r < rows && q != KERNEL_DOWN; r++)
+            if (r % out >= out / 2)
+                memcpy(&p->weight[q][r * in], &p->weight[q][(r - out / 2) * in], in * 2);
+    }
+    for (int32_t t = 0; t < p->o.rows; t++)
+        for (int32_t i = 0; i < p->o.hidden / 4; i++) {
+            enum dtype d = (enum dtype)p->row[t].dtype;
+            problem_poke(p, t, i + p->o.hidden / 2, dtype_load_f32(p->input + p->row[t].in + (size_t)i * dtype_size(d), d));
+        }
+}
+
 struct problem *problem_create(const struct problem_options *o)
 {
     struct problem *p = problem_alloc(sizeof *p);
@@ -145,6 +169,8 @@ struct problem *problem_create(const struct problem_options *o)
                 make_delta(p, &state, a, e);
     }
     make_batch(p, &state);
+    if (o->cancelling)
+        make_cancelling(p);
     return p;
 }
 

@@ -30,6 +30,7 @@ struct problem_options {
     bool mixed_dtypes; /* rows differ in type; else bf16 */
     bool misaligned; /* rows begin at odd addresses */
     bool filler; /* some rows have no slots and no data */
+    bool cancelling; /* sums of base rows cancel: another order of their terms shows in the result's leading bits */
     uint32_t seed;
 };
 

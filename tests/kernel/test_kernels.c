@@ -23,8 +23,10 @@ static struct body_target one_thread, three_threads; /* more threads than some m
 
 static void test_steps(void **state) { cases_check_steps(&three_threads); }
 static void test_forward(void **state) { cases_check_forward(&three_threads); }
+static void test_rule(void **state) { cases_check_rule(&three_threads); }
 static void test_company(void **state) { cases_check_company(&three_threads); }
 static void test_base(void **state) { cases_check_base(&three_threads); }
+static void test_sums(void **state) { cases_check_sums(&three_threads); }
 static void test_nan(void **state) { cases_check_nan(&three_threads); }
 static void test_order(void **state) { cases_check_order(&three_threads); }
 static void test_threads(void **state) { cases_check_same(&three_threads, &one_thread); }
@@ -135,8 +137,9 @@ int main(int argc, char **argv)
     one_thread = (struct body_target){table, one, &body_host_memory};
     three_threads = (struct body_target){table, three, &body_host_memory};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps), cmocka_unit_test(test_forward), cmocka_unit_test(test_company), cmocka_unit_test(test_base),
-        cmocka_unit_test(test_nan),   cmocka_unit_test(test_threads), cmocka_unit_test(test_padding), cmocka_unit_test(test_order),
+        cmocka_unit_test(test_steps),   cmocka_unit_test(test_forward), cmocka_unit_test(test_rule), cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_company), cmocka_unit_test(test_base),    cmocka_unit_test(test_nan),  cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_padding), cmocka_unit_test(test_order),
     };
     int failed = 0;
     if (bench)

@@ -7,9 +7,9 @@ import sources
 # Folder -> what it may include of ours. A file named here stands for itself, else everything in the folder.
 MAY_INCLUDE = {
     "kernels": ("kernels/",),
-    "engine": ("engine/", "kernels/"),
+    "engine": ("engine/", "kernels/kernels.h", "kernels/dtype.h"),
     "proto-json": ("proto-json/", "kernels/dtype.h"),
-    "server": ("server/", "proto-json/", "engine/", "kernels/dtype.h"),
+    "server": ("server/", "proto-json/proto.h", "engine/engine.h", "kernels/dtype.h"),
 }
 OURS = tuple(folder + "/" for folder in MAY_INCLUDE)
 SPDX = "SPDX-License-Identifier: Apache-2.0"

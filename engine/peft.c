@@ -54,7 +54,7 @@ enum engine_code adapter_open_beneath(int root_fd, const char *root, const char 
     case 0: return ENGINE_OK;
     case EXDEV:
     case ELOOP: return engine_fail(error, ENGINE_FORBIDDEN_PATH, "path \"%s\" leaves the adapter root", PEFT_QUOTE(path));
-    case ENOENT: return engine_fail(error, ENGINE_BAD_ADAPTER, "there is no folder \"%s\" beneath the adapter root", PEFT_QUOTE(path));
+    case ENOENT: return engine_fail(error, ENGINE_IO, "there is no folder \"%s\" beneath the adapter root", PEFT_QUOTE(path));
     case ENOTDIR: return engine_fail(error, ENGINE_BAD_ADAPTER, "path \"%s\" is not a folder", PEFT_QUOTE(path));
     case ENAMETOOLONG: return engine_fail(error, ENGINE_BAD_REQUEST, "path \"%s\" is too long", PEFT_QUOTE(path));
     case EMFILE:
@@ -101,7 +101,7 @@ static int open_plain(const struct source *source, const char *name, struct stat
         if (e == EXDEV || e == ELOOP)
             faults_add(log, ENGINE_FORBIDDEN_PATH, "%s is a link that leaves the adapter root", name);
         else if (e == ENOENT)
-            faults_add(log, ENGINE_BAD_ADAPTER, "the adapter's folder has no %s", name);
+            faults_add(log, ENGINE_IO, "the adapter's folder has no %s", name);
         else if (e == ESTALE)
             faults_add(log, ENGINE_IO, "%s: the adapter's folder is replaced again and again while it is read", name);
         else

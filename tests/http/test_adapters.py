@@ -99,8 +99,8 @@ def test_bad_installs():
             assert r.status == 400 and r.json()["code"] in ("bad_request", "bad_json"), (name, r)
         for path in ("../" + NAME + "/" + A, "/etc", "/", A + "/../../../..", fixture("olmoe")):
             check_error(install(s, "a", path), 403, "forbidden_path")
-        r = install(s, "a", "missing")
-        assert r.status in (400, 404), r
+        check_error(install(s, "a", "missing"), 400, "bad_adapter", "missing")
+        check_error(install(s, "a", "."), 400, "bad_adapter", "adapter_config.json")
         r = install(s, "a", "config.json")
         assert r.status in (400, 403), r
         assert install(s, "a", os.path.abspath(fixture(NAME)) + "/" + A).status == 201, "absolute, but beneath"
@@ -346,7 +346,8 @@ def test_vllm():
         for body in ({}, {"lora_name": "x"}, {"lora_path": A}, {"lora_name": "", "lora_path": A}, {"lora_name": "x", "lora_path": ""}):
             r = s.call("POST", load, json_bytes(body))
             assert r.status == 400 and r.json()["error"]["code"] == 400, r
-        check(s.call("POST", load, {"lora_name": "x", "lora_path": "missing"}), 400, "BadRequestError")
+        check(s.call("POST", load, {"lora_name": "x", "lora_path": "missing"}), 404, "NotFoundError")
+        check(s.call("POST", load, {"lora_name": "x", "lora_path": "."}), 404, "NotFoundError")  # a folder, but no adapter's
         r = s.call("POST", load, {"lora_name": "x", "lora_path": "/etc"})
         assert r.status == 403 and r.json()["error"]["message"], r
         r = s.call("POST", unload, {"lora_name": "l/1", "lora_int_id": 5})

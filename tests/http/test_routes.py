@@ -118,6 +118,28 @@ def test_metrics_and_openapi():
                 node = node[key]
 
 
+def test_shares_of_experts():
+    """Two servers with half of the experts each: ids are those of the whole model, what is not held adds nothing, the halves add up."""
+    def run_one(*options):
+        with Server(*options, fixture_name="olmoe") as s:
+            m = s.call("GET", "/moe/model").json()
+            n, p = m["experts"], {"layer": m["layers"][0]}
+            t = tokens(6, m["hidden_size"], 2, n)
+
+            def routed(ids):
+                return forward(s, [t[0], (*t[1][:3], ids), t[2]], parameters=p)
+
+            check_error(routed([0, n] + [0] * 10), 400, "expert_out_of_range", "row 0, slot 1", str(n), f"-1 to {n - 1}")
+            return n, m["experts_held"], *(r.json()["outputs"][0]["data"] for r in (routed(t[1][3]), routed([n - 1] * 12)))
+
+    n, held, whole, last = run_one()
+    _, held_low, low, nothing = run_one("--experts", f"0-{n // 2 - 1}")
+    _, held_high, high, last_again = run_one("--experts", f"{n // 2}-{n - 1}")
+    assert held == held_low + held_high == list(range(n)) and len(held_low) == n // 2
+    assert not any(nothing) and any(last) and last_again == last
+    assert any(low) and any(high) and max(abs(a + b - c) for a, b, c in zip(low, high, whole)) < 1e-5 * max(map(abs, whole))
+
+
 def test_methods_and_paths():
     with Server() as s:
         for method, path, allow in (("GET", "/moe/forward", "POST"), ("POST", "/moe/model", "GET, HEAD"), ("DELETE", "/adapters", "GET, HEAD, POST"),

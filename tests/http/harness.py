@@ -34,12 +34,12 @@ def fixture(name):
 class Server:
     """An expertd process; use as a context manager. `fixture` names a checkpoint, else a small synthetic model is served."""
 
-    def __init__(self, *options, fixture_name=None, listen=("127.0.0.1:0",), ready=True, env=None, wrap=(), spool=None, program=EXPERTD, **popen):
+    def __init__(self, *options, fixture_name=None, listen=("127.0.0.1:0",), ready=True, env=None, wrap=(), spool=None, program=None, **popen):
         self.log = []
         self.urls = []
         self.temporary = tempfile.mkdtemp(prefix="expertd-http-")
         self.spool = spool or self.temporary
-        command = list(wrap) + [program, "--threads", "1", "--spool-dir", self.spool, *options]
+        command = list(wrap) + [program or EXPERTD, "--threads", "1", "--spool-dir", self.spool, *options]
         if fixture_name:
             command += ["--model", fixture(fixture_name), "--adapter-root", fixture(fixture_name)]
         elif "--synthetic" not in options and "--model" not in options:

@@ -57,6 +57,9 @@ static struct body_target target, other;
 
 static void test_steps(void **state) { cases_check_steps(&target); }
 static void test_forward(void **state) { cases_check_forward(&target); }
+static void test_rule(void **state) { cases_check_rule(&target); }
+static void test_sums(void **state) { cases_check_sums(&target); }
+static void test_order(void **state) { cases_check_order(&target); }
 static void test_company(void **state) { cases_check_company(&target); }
 static void test_base(void **state) { cases_check_base(&target); }
 static void test_nan(void **state) { cases_check_nan(&target); }
@@ -91,8 +94,9 @@ int main(int argc, char **argv)
     target = (struct body_target){table, wrapped, &device_memory};
     other = (struct body_target){table, second, &device_memory};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unknown_code), cmocka_unit_test(test_steps), cmocka_unit_test(test_forward), cmocka_unit_test(test_base),
-        cmocka_unit_test(test_nan),          cmocka_unit_test(test_same),  cmocka_unit_test(test_company), cmocka_unit_test(test_large),
+        cmocka_unit_test(test_unknown_code), cmocka_unit_test(test_steps),   cmocka_unit_test(test_forward), cmocka_unit_test(test_base),
+        cmocka_unit_test(test_rule),         cmocka_unit_test(test_sums),    cmocka_unit_test(test_order),   cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_same),         cmocka_unit_test(test_company), cmocka_unit_test(test_large),
     };
     const struct CMUnitTest few[] = {cmocka_unit_test(test_steps), cmocka_unit_test(test_forward)};
     int failed = 0;

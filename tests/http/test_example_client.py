@@ -79,7 +79,7 @@ def test_refusals():
 def test_urls():
     path = os.path.join(tempfile.mkdtemp(prefix="expertd-http-"), "s")
     with Server(listen=("127.0.0.1:0", "unix:" + path)) as s:
-        for url in (s.urls[0], s.urls[0] + "/", f"localhost:{s.port}", f"127.0.0.1:{s.port}", "unix:" + path):
+        for url in (s.urls[0], s.urls[0] + "/", f"{local_name()}:{s.port}", f"127.0.0.1:{s.port}", "unix:" + path):
             assert example.Client(url).get("/moe/model")["hidden_size"] == 64, url
         try:
             example.Client(s.urls[0]).get("/nowhere")

@@ -161,7 +161,7 @@ def test_install_during_drain():
 def test_listeners():
     folder = tempfile.mkdtemp()
     path = f"{folder}/s"
-    addresses = ["127.0.0.1:0", "localhost:0", f"unix:{path}"]
+    addresses = ["127.0.0.1:0", f"{local_name()}:0", f"unix:{path}"]
     v6 = socket.has_ipv6
     try:
         with socket.socket(socket.AF_INET6) as probe:

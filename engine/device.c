@@ -22,7 +22,7 @@ static enum kind kind_of(const char *name)
 
 static enum engine_code fail_name(const char *name, struct engine_error *error)
 {
-    return engine_fail(error, ENGINE_BAD_OPTION, "device: \"%.64s\" is none of auto, cpu, cuda, cuda:N", name);
+    return engine_fail(error, ENGINE_BAD_OPTION, "--device: \"%.64s\" is none of auto, cpu, cuda, cuda:N", name);
 }
 
 enum engine_code device_check(const struct device_options *options, struct engine_error *error)

@@ -271,7 +271,7 @@ enum engine_code device_cpu_create(const struct device_options *options, struct 
     bool ref = options->isa && !strcmp(options->isa, "ref");
     const struct kernel_table *kernels = ref ? kernels_ref() : kernels_cpu(options->isa);
     if (!kernels)
-        return engine_fail(error, ENGINE_BAD_OPTION, "device: this processor or build has no \"%.64s\" kernels", options->isa);
+        return engine_fail(error, ENGINE_BAD_OPTION, "--device: this processor or build has no \"%.64s\" kernels", options->isa);
     struct device_cpu *cpu = calloc(1, sizeof *cpu);
     if (!cpu)
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for the device");
@@ -289,7 +289,7 @@ enum engine_code device_cpu_create(const struct device_options *options, struct 
         cpu->stream = kernels_cpu_stream_create(options->threads);
     if (!device->host_pool || (!ref && !cpu->stream)) {
         cpu_destroy(device);
-        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "threads: %d compute threads can't be started", options->threads);
+        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "--threads: %d compute threads can't be started", options->threads);
     }
     device->threads = ref ? 1 : kernels_cpu_stream_threads(cpu->stream);
     const char *isa = strncmp(kernels->name, "cpu-", 4) ? kernels->name : kernels->name + 4;

@@ -426,7 +426,7 @@ static enum engine_code make_parts(struct device_cuda *cuda, int threads, struct
     (void)cudaGetLastError();
     cuda->base.host_pool = kernels_cpu_stream_create(threads);
     if (!cuda->base.host_pool)
-        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "threads: %d threads can't be started", threads);
+        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "--threads: %d threads can't be started", threads);
     cuda->base.threads = kernels_cpu_stream_threads(cuda->base.host_pool);
     return ENGINE_OK;
 }
@@ -440,11 +440,11 @@ static enum engine_code choose(const struct device_options *options, int *number
     *number = !strcmp(name, "auto") ? first_usable() : !strncmp(name, "cuda:", 5) ? atoi(name + 5) : 0;
     *kernels = NULL;
     if (!parse_isa(options->isa, code_name, sizeof code_name, eager))
-        return engine_fail(error, ENGINE_BAD_OPTION, "device: \"%.64s\" names no code of the CUDA back end", options->isa);
+        return engine_fail(error, ENGINE_BAD_OPTION, "--device: \"%.64s\" names no code of the CUDA back end", options->isa);
     if (count_devices(why, sizeof why) > 0)
         *kernels = kernels_cuda(code_name[0] ? code_name : NULL, *number, why, sizeof why);
     if (!*kernels)
-        return engine_fail(error, ENGINE_BAD_OPTION, "device: \"%.64s\" can't be used: %s", name, why);
+        return engine_fail(error, ENGINE_BAD_OPTION, "--device: \"%.64s\" can't be used: %s", name, why);
     return ENGINE_OK;
 }
 

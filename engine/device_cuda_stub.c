@@ -9,7 +9,7 @@ bool device_cuda_available(void) { return false; }
 enum engine_code device_cuda_check(const struct device_options *options, struct engine_error *error)
 {
     return engine_fail(error, ENGINE_BAD_OPTION,
-                       "device: \"%.64s\" asked for, but this build has no CUDA back end: nvcc was missing when it was configured",
+                       "--device: \"%.64s\" asked for, but this build has no CUDA back end: nvcc was missing when it was configured",
                        options->device ? options->device : "cuda");
 }
 

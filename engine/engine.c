@@ -69,13 +69,13 @@ static enum engine_code check_options(const struct engine_options *o, struct eng
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (numbers[i].value < numbers[i].least || numbers[i].value > numbers[i].most)
-            return engine_fail(error, ENGINE_BAD_OPTION, "%s: %" PRId64 " is not within %" PRId64 "..%" PRId64, numbers[i].name,
+            return engine_fail(error, ENGINE_BAD_OPTION, "--%s: %" PRId64 " is not within %" PRId64 "..%" PRId64, numbers[i].name,
                                numbers[i].value, numbers[i].least, numbers[i].most);
     }
     if (!o->model && !o->synthetic)
-        return engine_fail(error, ENGINE_BAD_OPTION, "model: no checkpoint is named; give --model or --synthetic");
+        return engine_fail(error, ENGINE_BAD_OPTION, "no checkpoint is named: give --model or --synthetic");
     if (o->model && o->synthetic)
-        return engine_fail(error, ENGINE_BAD_OPTION, "synthetic: \"%.100s\" and model \"%.200s\" exclude each other", o->synthetic,
+        return engine_fail(error, ENGINE_BAD_OPTION, "--synthetic \"%.100s\" and --model \"%.200s\" exclude each other", o->synthetic,
                            o->model);
     return ENGINE_OK;
 }

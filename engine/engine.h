@@ -157,7 +157,7 @@ struct engine_request {
     int32_t rows; /* T >= 1 */
     enum dtype dtype; /* of hidden and out: BF16, FP16, FP32 */
     const void *hidden; /* [T, H], any alignment */
-    void *out; /* [T, H], any alignment; written only if the status is ENGINE_OK */
+    void *out; /* [T, H], any alignment; meaningful only if the status is ENGINE_OK */
     int32_t k; /* K when every row owns K slots, else 0 and row_slots is set */
     const int32_t *row_slots; /* [T + 1] or NULL: row t owns slots row_slots[t] .. row_slots[t+1]-1 */
     const int32_t *expert_ids; /* [slots] -1 or an id of the model, 0..experts-1 */

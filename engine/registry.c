@@ -391,7 +391,7 @@ static enum engine_code open_root_folder(const char *path, int *fd, struct engin
 {
     *fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (*fd < 0)
-        return engine_fail(error, ENGINE_BAD_OPTION, "adapter-root: \"%.200s\" can't be opened: %s", path, strerror(errno));
+        return engine_fail(error, ENGINE_BAD_OPTION, "--adapter-root: \"%.200s\" can't be opened: %s", path, strerror(errno));
     return ENGINE_OK;
 }
 
@@ -412,7 +412,7 @@ static enum engine_code open_root(struct registry *r, const char *path, struct e
     r->root_given = strdup(path);
     r->root = realpath(path, NULL);
     if (!r->root_given || !r->root)
-        return engine_fail(error, ENGINE_BAD_OPTION, "adapter-root: \"%.200s\" can't be resolved: %s", path, strerror(errno));
+        return engine_fail(error, ENGINE_BAD_OPTION, "--adapter-root: \"%.200s\" can't be resolved: %s", path, strerror(errno));
     return ENGINE_OK;
 }
 

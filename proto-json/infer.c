@@ -321,6 +321,13 @@ enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_
     if (json_length < -1 || (json_length >= 0 && (uint64_t)json_length > length))
         return proto_fail(error, PROTO_BAD_REQUEST, "Inference-Header-Content-Length is %" PRId64 ", but the body has %zu bytes",
                           json_length, length);
+    if (json_length > 0) {
+        if (proto_plain_parse(body, length, (size_t)json_length, out))
+            return PROTO_OK;
+        proto_infer_finish(out);
+        if (memory)
+            out->memory = *memory;
+    }
     struct parse p = {.out = out, .error = error, .has_header = json_length >= 0};
     size_t head = p.has_header ? (size_t)json_length : length;
     p.left = p.binary_total = length - head;

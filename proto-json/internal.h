@@ -98,6 +98,12 @@ static inline const char *proto_skip_space(const char *p, const char *end)
     return p;
 }
 
+/* ---- plain.c ------------------------------------------------------------------------------------------------ */
+
+/* Fills *out, zeroed but for its memory, if the request has the common form and nothing is wrong with it. After false *out holds
+ * anything, for proto_infer_finish. */
+bool proto_plain_parse(const char *body, size_t length, size_t json_length, struct proto_infer *out);
+
 /* ---- tensor.c ----------------------------------------------------------------------------------------------- */
 
 /* Fills tensor->data, bytes and owned from the array; name, dtype, rank, shape and elements are set. `what` begins sentences. */

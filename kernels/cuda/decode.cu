@@ -125,6 +125,21 @@ __device__ __forceinline__ struct decode_quad load_quad(const uint8_t *row, int 
     return q;
 }
 
+/* The same of row r of B. */
+__device__ __forceinline__ struct decode_quad load_quad_b(const uint8_t *b, int rows, int r, int k, int rank, int t)
+{
+    struct decode_quad q = {0, 0};
+    const uint8_t *plane = b + (size_t)k * rows * 2;
+    if (k + 16 <= rank) {
+        uint2 v = *reinterpret_cast<const uint2 *>(plane + r * 32 + 8 * t);
+        q.lo = v.x;
+        q.hi = v.y;
+    } else if (k < rank) {
+        q.lo = *reinterpret_cast<const uint32_t *>(plane + r * 16 + 4 * t);
+    }
+    return q;
+}
+
 /* One step of a fold: 16 ranks of one run of rows with one adapter. */
 template <int NT> struct decode_step {
     struct decode_quad a[2]; /* rows g and g + 8 of the tile: of B, or of gate's and up's B */
@@ -139,6 +154,8 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const size_t stride = (size_t)f.lora.max_rank * 2;
+    const int b_rows = DOWN ? f.dims.hidden_pad : f.dims.inter_pad, row0 = DOWN ? group * 16 + 2 * g : group * 8 + g,
+              row1 = DOWN ? row0 + 1 : row0;
     const uint8_t *s0 = (const uint8_t *)(DOWN ? f.s_down : f.s_gate) + (begin + g) * stride;
     const uint8_t *s1 = (const uint8_t *)f.s_up + (begin + g) * stride;
     unsigned left = __ballot_sync(~0u, rows.adapter >= 0 && (rows.entry[0].a != 0 || (!DOWN && rows.entry[1].a != 0))), run = 0;
@@ -157,20 +174,14 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
             left &= ~run;
             b0 = (const uint8_t *)__shfl_sync(~0u, rows.entry[0].b, lead);
             r0 = __shfl_sync(~0u, rows.entry[0].a ? rows.entry[0].rank : 0, lead);
-            if (DOWN) {
-                r1 = r0;
-                b1 = b0 + (size_t)(group * 16 + 2 * g + 1) * r1 * 2;
-            } else {
-                r1 = __shfl_sync(~0u, rows.entry[1].a ? rows.entry[1].rank : 0, lead);
-                b1 = (const uint8_t *)__shfl_sync(~0u, rows.entry[1].b, lead) + (size_t)(group * 8 + g) * r1 * 2;
-            }
-            b0 += (size_t)(DOWN ? group * 16 + 2 * g : group * 8 + g) * r0 * 2;
+            b1 = DOWN ? b0 : (const uint8_t *)__shfl_sync(~0u, rows.entry[1].b, lead);
+            r1 = DOWN ? r0 : __shfl_sync(~0u, rows.entry[1].a ? rows.entry[1].rank : 0, lead);
             k = 0;
             more = true;
         }
         if (more) {
-            next.a[0] = load_quad(b0, k, r0, t);
-            next.a[1] = load_quad(b1, k, r1, t);
+            next.a[0] = load_quad_b(b0, b_rows, row0, k, r0, t);
+            next.a[1] = load_quad_b(b1, b_rows, row1, k, r1, t);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 const bool in_run = run >> (j * 8 + g) & 1;

@@ -226,6 +226,14 @@ __device__ __forceinline__ void segments_first(int *first, const struct kernel_f
     }
 }
 
+/* Where 8 ranks, from 8 k on, of an adapter's B lie for output row r of `rows`. */
+__device__ __forceinline__ const uint8_t *lora_b_at(const uint8_t *b, int rank, int rows, int r, int k)
+{
+    const int plane = k / 2 * CUDA_PLANE_RANKS;
+    const uint8_t *base = b + (size_t)plane * rows * 2;
+    return plane + CUDA_PLANE_RANKS <= rank ? base + r * 32 + k % 2 * 16 : base + r * 16;
+}
+
 __device__ __forceinline__ const struct kernel_lora_entry *lora_entry(const struct kernel_forward &f, int adapter, int expert,
                                                                       int projection)
 {

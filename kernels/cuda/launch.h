@@ -7,6 +7,11 @@
  * chunk c of row r lies at chunk c ^ (r & 7). That is the swizzle that shared memory wants, so a strip's block is one plain copy. In
  * gate_up a group is 8 gate rows, then the 8 up rows of the same channels: both halves of an activation land in one thread. In
  * down a group's even channels come first, then its odd ones, so that two neighbours land in one thread.
+ *
+ * Layout of adapters: A is a sequence of blocks of CUDA_BLOCK_K columns, each all ranks' rows of 128 bytes with the same swizzle, so
+ * that ranks fill a tile of shared memory as weight rows do. B is a sequence of planes of CUDA_PLANE_RANKS ranks, each all output
+ * rows in their natural order with 32 bytes a row (a rest of 8 ranks: 16 bytes), so that a step of a matrix instruction over any
+ * run of rows is one plain copy, and fragments of it meet no bank twice.
  */
 #ifndef EXPERTD_KERNELS_CUDA_LAUNCH_H
 #define EXPERTD_KERNELS_CUDA_LAUNCH_H

@@ -103,18 +103,29 @@ size_t cuda_lora_b_bytes(const struct kernel_dims *d, enum kernel_projection p, 
     return round_up(rows_pad(d, p) * rank_pad(rank) * 2, 64);
 }
 
-/* Row-major, [rank, columns], padded with zeros. */
+/* Blocks of CUDA_BLOCK_K columns, each [rank] rows of 128 bytes, swizzled as weights are, padded with zeros. */
 void cuda_pack_lora_a(const struct kernel_dims *d, enum kernel_projection p, int32_t rank, const void *src, void *dst)
 {
-    memset(dst, 0, cuda_lora_a_bytes(d, p, rank));
-    for (size_t r = 0; r < (size_t)rank; r++)
-        memcpy((unsigned char *)dst + r * columns_pad(d, p) * 2, (const unsigned char *)src + r * columns(d, p) * 2, columns(d, p) * 2);
+    const size_t rows = rank_pad(rank), width = columns(d, p);
+    for (size_t k = 0; k < columns_pad(d, p) / CUDA_BLOCK_K; k++) {
+        for (size_t r = 0; r < rows; r++) {
+            const unsigned char *from = r < (size_t)rank ? (const unsigned char *)src + r * width * 2 : NULL;
+            pack_row((unsigned char *)dst + (k * rows + r) * ROW_BYTES, from, k, width, r);
+        }
+    }
+    const size_t used = rows * columns_pad(d, p) * 2;
+    memset((unsigned char *)dst + used, 0, cuda_lora_a_bytes(d, p, rank) - used);
 }
 
-/* Row-major, [rows, rank], padded with zeros. */
+/* Planes of CUDA_PLANE_RANKS ranks, each [rows] of those ranks; a rest of 8 is a plane of its own, [rows] of 8. Padded with zeros. */
 void cuda_pack_lora_b(const struct kernel_dims *d, enum kernel_projection p, int32_t rank, const void *src, void *dst)
 {
     memset(dst, 0, cuda_lora_b_bytes(d, p, rank));
-    for (size_t r = 0; r < rows_true(d, p); r++)
-        memcpy((unsigned char *)dst + r * rank_pad(rank) * 2, (const unsigned char *)src + r * (size_t)rank * 2, (size_t)rank * 2);
+    for (size_t k = 0; k < (size_t)rank; k += CUDA_PLANE_RANKS) {
+        const size_t left = rank_pad(rank) - k, width = left < CUDA_PLANE_RANKS ? left : CUDA_PLANE_RANKS;
+        const size_t have = (size_t)rank - k < width ? (size_t)rank - k : width;
+        unsigned char *plane = (unsigned char *)dst + k * rows_pad(d, p) * 2;
+        for (size_t r = 0; r < rows_true(d, p); r++)
+            memcpy(plane + r * width * 2, (const unsigned char *)src + (r * (size_t)rank + k) * 2, have * 2);
+    }
 }

@@ -12,6 +12,7 @@
 #define CUDA_BLOCK_BYTES (CUDA_GROUP_ROWS * CUDA_BLOCK_K * 2)
 #define CUDA_STRIP_GROUPS 4
 #define CUDA_STRIP_BYTES (CUDA_STRIP_GROUPS * CUDA_BLOCK_BYTES)
+#define CUDA_PLANE_RANKS 16 /* of an adapter's B */
 #define CUDA_PACK_ROWS 64 /* a strip of down, two of gate and up; so padding rows always belong to the last range */
 
 void cuda_dims_init(struct kernel_dims *d);

@@ -80,14 +80,15 @@ __device__ __forceinline__ bool piece_at(const struct lora_piece *piece, int pie
 }
 
 /* The 16 bytes of B for row r of a tile that starts at group `group`; NULL: this row isn't the piece's. k: 8 ranks. */
-template <bool DOWN> __device__ __forceinline__ const uint8_t *piece_weights(const struct lora_piece &p, int group, int r, int k)
+template <bool DOWN>
+__device__ __forceinline__ const uint8_t *piece_weights(const struct kernel_forward &f, const struct lora_piece &p, int group, int r, int k)
 {
-    int rank = p.rank & ~PIECE_UP;
+    const int rank = p.rank & ~PIECE_UP;
     if (DOWN)
-        return p.b + ((size_t)(group * 16 + r / 16 * 16 + r % 8 * 2 + r / 8 % 2) * rank + k * 8) * 2;
+        return lora_b_at(p.b, rank, f.dims.hidden_pad, group * 16 + r / 16 * 16 + r % 8 * 2 + r / 8 % 2, k);
     if ((r & 8) != (p.rank & PIECE_UP ? 8 : 0))
         return NULL;
-    return p.b + ((size_t)(group * 8 + r / 16 * 8 + r % 8) * rank + k * 8) * 2;
+    return lora_b_at(p.b, rank, f.dims.inter_pad, group * 8 + r / 16 * 8 + r % 8, k);
 }
 
 /* The 16 bytes of s for the row of the batch at `position`. */

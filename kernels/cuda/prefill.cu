@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 2) prefill_kernel(const __gri
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         int r = row0 + 32 * i;
-                        const uint8_t *b = any && r < rows ? piece_weights<DOWN>(p, group, r, rank8) : NULL;
+                        const uint8_t *b = any && r < rows ? piece_weights<DOWN>(f, p, group, r, rank8) : NULL;
                         const uint8_t *s = any && r >= p.begin && r < p.end ? piece_rows<DOWN>(f, p, begin + r, rank8) : NULL;
                         copy_async_16(at + put + i * 4096, b ? b : weights, b != NULL);
                         copy_async_16(at + TILE_M * 128 + put + i * 4096, s ? s : weights, s != NULL);

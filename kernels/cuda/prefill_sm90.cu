@@ -171,7 +171,7 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                 bool any = piece_at(s->piece, pieces, &cursor, (k - blocks) * 8 + chunk, &p);
                 int rank8 = (k - blocks) * 8 + chunk - p.first;
                 for (int r = row0, i = 0; r < t.groups * 16; r += 16, i++) {
-                    const uint8_t *b = any ? piece_weights<DOWN>(p, t.group, r, rank8) : NULL;
+                    const uint8_t *b = any ? piece_weights<DOWN>(f, p, t.group, r, rank8) : NULL;
                     copy_async_16(at + put + i * 2048, b ? b : weights, b != NULL);
                 }
                 for (int r = row0, i = 0; r < t.count; r += 16, i++) {

@@ -54,6 +54,7 @@ __device__ __forceinline__ void shrink_unit(const struct kernel_forward &f, floa
     }
     for (int tile0 = 0; tile0 < tiles0 + tiles1; tile0 += SHRINK_TILES) {
         const OP *lo[SHRINK_TILES], *hi[SHRINK_TILES];
+        size_t block[SHRINK_TILES]; /* elements of a block of A */
         float acc[SHRINK_TILES][N][4] = {};
 #pragma unroll
         for (int m = 0; m < SHRINK_TILES; m++) {
@@ -61,20 +62,21 @@ __device__ __forceinline__ void shrink_unit(const struct kernel_forward &f, floa
             bool second = tile >= tiles0;
             const OP *a = (const OP *)(second ? e1.a : e0.a);
             int r = (second ? tile - tiles0 : tile) * 16 + g, rank = tile < tiles0 + tiles1 ? (second ? e1.rank : e0.rank) : 0;
-            lo[m] = r < rank ? a + r * ldx + 16 * t : NULL;
-            hi[m] = r + 8 < rank ? a + (r + 8) * ldx + 16 * t : NULL;
+            lo[m] = r < rank ? a + r * CUDA_BLOCK_K : NULL;
+            hi[m] = r + 8 < rank ? a + (r + 8) * CUDA_BLOCK_K : NULL;
+            block[m] = (size_t)rank * CUDA_BLOCK_K;
         }
 #pragma unroll(N == 1 ? 4 : 2)
         for (int k = k_begin; k < k_end; k++) {
 #pragma unroll
             for (int p = 0; p < 2; p++) {
-                const size_t at = (size_t)k * CUDA_BLOCK_K + 8 * p;
+                const size_t at = (size_t)k * CUDA_BLOCK_K + 8 * p, a_at = ((2 * t + p) ^ g) * 8;
                 const uint4 zero = make_uint4(0, 0, 0, 0);
                 uint4 v[N], al[SHRINK_TILES], ah[SHRINK_TILES];
 #pragma unroll
                 for (int m = 0; m < SHRINK_TILES; m++) {
-                    al[m] = lo[m] ? *reinterpret_cast<const uint4 *>(lo[m] + at) : zero;
-                    ah[m] = hi[m] ? *reinterpret_cast<const uint4 *>(hi[m] + at) : zero;
+                    al[m] = lo[m] ? *reinterpret_cast<const uint4 *>(lo[m] + k * block[m] + a_at) : zero;
+                    ah[m] = hi[m] ? *reinterpret_cast<const uint4 *>(hi[m] + k * block[m] + a_at) : zero;
                 }
 #pragma unroll
                 for (int j = 0; j < N; j++)

@@ -120,11 +120,13 @@ static void test_weights(void **state)
     }
 }
 
-/* A is [rank, columns], B [rows, rank], both row-major and padded with zeros. */
+/* A is blocks of 64 columns, [rank] rows with swizzled chunks of 8; B is planes of 16 ranks, [rows], the last maybe of 8: written down
+ * from launch.h, not from the packing. Both are padded with zeros. */
 static void check_lora(const struct kernel_dims *d, enum kernel_projection p, int32_t rank)
 {
     int32_t in = p == KERNEL_DOWN ? d->inter : d->hidden, in_pad = p == KERNEL_DOWN ? d->inter_pad : d->hidden_pad;
-    int32_t out = p == KERNEL_DOWN ? d->hidden : d->inter, rank_pad = (rank + 7) / 8 * 8;
+    int32_t out = p == KERNEL_DOWN ? d->hidden : d->inter, rank_pad = (rank + 7) / 8 * 8,
+            out_pad = p == KERNEL_DOWN ? d->hidden_pad : d->inter_pad;
     size_t a_bytes = cuda_lora_a_bytes(d, p, rank), b_bytes = cuda_lora_b_bytes(d, p, rank),
            n = (size_t)rank * (size_t)(in > out ? in : out);
     assert_int_equal(a_bytes % 64 + b_bytes % 64, 0);
@@ -136,14 +138,23 @@ static void check_lora(const struct kernel_dims *d, enum kernel_projection p, in
     memset(b, 0xff, b_bytes);
     cuda_pack_lora_a(d, p, rank, src, a);
     cuda_pack_lora_b(d, p, rank, src, b);
-    for (size_t i = 0; i < a_bytes / 2; i++) {
-        size_t r = i / (size_t)in_pad, c = i % (size_t)in_pad;
-        assert_int_equal(a[i], r < (size_t)rank && c < (size_t)in ? src[r * (size_t)in + c] : 0);
+    for (int32_t r = 0; r < rank_pad; r++) {
+        for (int32_t c = 0; c < in_pad; c++) {
+            size_t at = ((size_t)(c / 64) * (size_t)rank_pad + (size_t)r) * 64 + (size_t)((c % 64 / 8) ^ (r % 8)) * 8 + (size_t)(c % 8);
+            assert_int_equal(a[at], r < rank && c < in ? src[(size_t)r * (size_t)in + (size_t)c] : 0);
+        }
     }
-    for (size_t i = 0; i < b_bytes / 2; i++) {
-        size_t r = i / (size_t)rank_pad, c = i % (size_t)rank_pad;
-        assert_int_equal(b[i], r < (size_t)out && c < (size_t)rank ? src[r * (size_t)rank + c] : 0);
+    for (int32_t r = 0; r < out_pad; r++) {
+        for (int32_t c = 0; c < rank_pad; c++) {
+            int32_t width = rank_pad - c / 16 * 16 < 16 ? 8 : 16;
+            size_t at = (size_t)(c / 16 * 16) * (size_t)out_pad + (size_t)r * (size_t)width + (size_t)(c % 16);
+            assert_int_equal(b[at], r < out && c < rank ? src[(size_t)r * (size_t)rank + (size_t)c] : 0);
+        }
     }
+    for (size_t i = (size_t)rank_pad * (size_t)in_pad; i < a_bytes / 2; i++)
+        assert_int_equal(a[i], 0);
+    for (size_t i = (size_t)rank_pad * (size_t)out_pad; i < b_bytes / 2; i++)
+        assert_int_equal(b[i], 0);
     free(src);
     free(a);
     free(b);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * First fit over blocks in order of address, with the neighbours of a freed block joined to it. An adapter takes one
- * allocation for each layer, so that lists stay short. The device is never called with the lock held: its calls may wait for
- * running batches.
+ * allocation, so that lists stay short. The device is never called with the lock held: its calls may wait for running batches.
  */
 #include "engine/arena.h"
 
@@ -76,8 +75,8 @@ void arena_destroy(struct arena *arena)
 static bool take(struct arena *arena, size_t bytes, struct block **spare, uint64_t *address)
 {
     for (struct chunk *c = arena->chunks; c; c = c->next) {
-        if (c->bytes - c->used < bytes)
-            continue;
+        if (c->bytes - c->used < bytes || (c->bytes > arena->chunk_bytes && bytes < c->bytes / 2))
+            continue; /* a large chunk is for large requests: a small one would keep all of it */
         for (struct block *b = c->blocks; b; b = b->next) {
             if (b->used || b->bytes < bytes)
                 continue;
@@ -126,6 +125,44 @@ static enum engine_code chunk_create(struct arena *arena, size_t bytes, struct c
     return ENGINE_OK;
 }
 
+/* Unlinks empty chunks for the caller to give back; all, or all but one of the usual size. Lock held. */
+static struct chunk *unlink_empty(struct arena *arena, bool all)
+{
+    struct chunk *list = NULL;
+    bool kept = all;
+    for (struct chunk **at = &arena->chunks; *at;) {
+        struct chunk *chunk = *at;
+        if (chunk->used || (!kept && chunk->bytes <= arena->chunk_bytes)) {
+            kept |= !chunk->used;
+            at = &chunk->next;
+            continue;
+        }
+        *at = chunk->next;
+        arena->stats.chunks -= chunk->bytes;
+        arena->stats.chunk_count--;
+        chunk->next = list;
+        list = chunk;
+    }
+    return list;
+}
+
+/* True if there were any. */
+static bool give_back_empty(struct arena *arena, bool all)
+{
+    pthread_mutex_lock(&arena->lock);
+    struct chunk *list = unlink_empty(arena, all);
+    pthread_mutex_unlock(&arena->lock);
+    bool any = list != NULL;
+    while (list) {
+        struct chunk *next = list->next;
+        chunk_destroy(arena, list);
+        list = next;
+    }
+    return any;
+}
+
+void arena_trim(struct arena *arena) { give_back_empty(arena, false); }
+
 enum engine_code arena_alloc(struct arena *arena, size_t bytes, uint64_t *address, struct engine_error *error)
 {
     if (bytes > SIZE_MAX / 2)
@@ -141,6 +178,8 @@ enum engine_code arena_alloc(struct arena *arena, size_t bytes, uint64_t *addres
     while (!done) {
         struct chunk *chunk = NULL;
         code = chunk_create(arena, bytes, &chunk, error);
+        if (code == ENGINE_OUT_OF_DEVICE_MEMORY && give_back_empty(arena, true))
+            continue;
         if (code != ENGINE_OK)
             break;
         pthread_mutex_lock(&arena->lock);
@@ -153,27 +192,6 @@ enum engine_code arena_alloc(struct arena *arena, size_t bytes, uint64_t *addres
     }
     free(spare);
     return code;
-}
-
-/* An empty chunk, beside one that stays, unlinked for the caller to give back. Lock held. */
-static struct chunk *surplus(struct arena *arena)
-{
-    bool kept = false;
-    for (struct chunk **at = &arena->chunks; *at; at = &(*at)->next) {
-        if ((*at)->used)
-            continue;
-        /* A chunk of unusual size would only wait for another request of that size. */
-        if (!kept && (*at)->bytes <= arena->chunk_bytes) {
-            kept = true;
-            continue;
-        }
-        struct chunk *chunk = *at;
-        *at = chunk->next;
-        arena->stats.chunks -= chunk->bytes;
-        arena->stats.chunk_count--;
-        return chunk;
-    }
-    return NULL;
 }
 
 static void join_next(struct block *block)
@@ -199,7 +217,6 @@ void arena_free(struct arena *arena, uint64_t address)
         before = b;
         b = b->next;
     }
-    struct chunk *empty = NULL;
     if (b && b->used) {
         b->used = false;
         c->used -= b->bytes;
@@ -207,12 +224,8 @@ void arena_free(struct arena *arena, uint64_t address)
         join_next(b);
         if (before)
             join_next(before);
-        if (!c->used)
-            empty = surplus(arena);
     }
     pthread_mutex_unlock(&arena->lock);
-    if (empty)
-        chunk_destroy(arena, empty);
 }
 
 void arena_get_stats(struct arena *arena, struct arena_stats *out)

@@ -30,6 +30,7 @@ struct engine {
     struct model *model;
     struct scheduler *scheduler;
     struct registry *registry;
+    _Atomic(struct registry *) idle_registry; /* the same, once the engine thread may look at it */
     struct staging *staging;
     struct engine_model_info info;
     int64_t max_inflight_bytes;
@@ -156,6 +157,9 @@ static void on_idle(void *arg)
 {
     struct engine *engine = arg;
     staging_trim(engine->staging);
+    struct registry *registry = atomic_load(&engine->idle_registry);
+    if (registry)
+        registry_trim(registry);
 }
 
 static enum engine_code build(struct engine *engine, const struct engine_options *o, const char *isa, const atomic_bool *cancel,
@@ -209,10 +213,13 @@ static enum engine_code build(struct engine *engine, const struct engine_options
         .max_adapter_bytes = o->max_adapter_bytes,
         .adapter_root = o->adapter_root,
         .publisher = {.post = scheduler_post, .context = engine->scheduler},
+        .log = o->log,
+        .log_arg = o->log_arg,
     };
     code = registry_create(&registry_options, &engine->registry, error);
     if (code != ENGINE_OK)
         return code;
+    atomic_store(&engine->idle_registry, engine->registry);
     engine_log(engine, "info",
                "%s: %d layers, %d of %d experts, H %d, I %d; weights %" PRId64 " bytes, batches of %d rows with %zu bytes of scratch",
                model->family, model->layers, model->dims.experts, model->experts, model->dims.hidden, model->dims.inter,

@@ -7,6 +7,7 @@
  * is then uploaded. Rows of transposed tensors are columns of the file: such a unit reads a strip of columns, so the whole
  * matrix is asked for ahead, and the strips find it in the page cache.
  */
+#include "engine/convert.h"
 #include "engine/plan.h"
 
 #include <inttypes.h>
@@ -194,63 +195,10 @@ static bool cut(struct loader *l)
 
 /* ---- converting -------------------------------------------------------------------------------------------- */
 
-struct tally {
-    int64_t non_finite;
-    bool overflow; /* a finite value became infinite */
-};
-
-static uint16_t convert_one(const void *src, enum dtype from, enum dtype op, struct tally *t)
-{
-    float v = dtype_load_f32(src, from);
-    uint16_t out = plan_narrow(v, op);
-    bool finite = isfinite(v);
-    t->non_finite += !finite;
-    t->overflow |= finite && op == DTYPE_FP16 && (out & 0x7fff) == 0x7c00;
-    return out;
-}
-
-static void count_non_finite(const void *src, enum dtype type, size_t n, struct tally *t)
-{
-    const uint16_t exponent = type == DTYPE_BF16 ? 0x7f80 : 0x7c00;
-    const char *p = src;
-    for (; n >= 256; n -= 256, p += 512) { /* a fixed count lets the compiler vectorize */
-        uint16_t bits[256], found = 0;
-        memcpy(bits, p, sizeof bits);
-        for (int i = 0; i < 256; i++)
-            found = (uint16_t)(found + ((bits[i] & exponent) == exponent));
-        t->non_finite += found;
-    }
-    for (size_t i = 0; i < n; i++) {
-        uint16_t v;
-        memcpy(&v, p + 2 * i, sizeof v);
-        t->non_finite += (v & exponent) == exponent;
-    }
-}
-
-static void convert(uint16_t *dst, enum dtype op, const void *src, enum dtype from, size_t n, struct tally *t)
-{
-    const char *p = src;
-    size_t size = dtype_size(from);
-    for (; from == DTYPE_FP32 && op == DTYPE_BF16 && n >= 64; n -= 64, p += 256, dst += 64) {
-        uint32_t bits[64], found = 0;
-        memcpy(bits, p, sizeof bits);
-        for (int i = 0; i < 64; i++)
-            found += (bits[i] & 0x7f800000u) == 0x7f800000u;
-        if (found) /* NaN wants care: leave the block to the loop below */
-            for (int i = 0; i < 64; i++)
-                dst[i] = convert_one(&bits[i], from, op, t);
-        else
-            for (int i = 0; i < 64; i++)
-                dst[i] = (uint16_t)((bits[i] + 0x7fffu + ((bits[i] >> 16) & 1u)) >> 16);
-    }
-    for (size_t i = 0; i < n; i++)
-        dst[i] = convert_one(p + i * size, from, op, t);
-}
-
 /* dst[c][r] = src[r][c * step + first]: columns of the file become rows. In tiles, so that neither side's cache lines are
  * fetched more than once. */
 static void transpose(uint16_t *dst, enum dtype op, const void *src, enum dtype from, size_t rows, size_t columns, size_t src_stride,
-                      size_t step, size_t first, struct tally *t)
+                      size_t step, size_t first, struct convert_tally *t)
 {
     enum { TILE = 32 };
     size_t size = dtype_size(from);
@@ -271,7 +219,7 @@ static void transpose(uint16_t *dst, enum dtype op, const void *src, enum dtype 
         }
     }
     if (from == op)
-        count_non_finite(dst, op, rows * columns, t);
+        convert_count_non_finite(dst, op, rows * columns, t);
 }
 
 /* ---- working ----------------------------------------------------------------------------------------------- */
@@ -359,12 +307,12 @@ static enum engine_code load_rows(const struct worker *w, const struct unit *u, 
     enum engine_code code = safetensors_read(s->file, s->tensor, offset, w->raw, bytes, error);
     if (code)
         return code;
-    struct tally t = {0};
+    struct convert_tally t = {0};
     const void *rows = w->raw;
     if (s->dtype == d->op)
-        count_non_finite(rows, d->op, n, &t);
+        convert_count_non_finite(rows, d->op, n, &t);
     else {
-        convert(w->op, d->op, rows, s->dtype, n, &t);
+        convert_values(w->op, d->op, rows, s->dtype, n, &t);
         rows = w->op;
     }
     s->non_finite += t.non_finite;
@@ -388,7 +336,7 @@ static enum engine_code load_strip(const struct worker *w, const struct unit *u,
         if (code)
             return code;
     }
-    struct tally t = {0};
+    struct convert_tally t = {0};
     for (size_t part = 0; part < parts; part++)
         transpose(w->op + part * out, d->op, w->raw, s->dtype, in, (size_t)u->rows, strip, parts, part, &t);
     s->non_finite += t.non_finite;

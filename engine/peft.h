@@ -5,7 +5,8 @@
  *   peft_config.c   adapter_config.json                          ->  struct peft_config
  *   peft_names.c    a tensor's name                              ->  struct peft_name
  *   peft_plan.c     names and shapes against the model           ->  struct peft_pair, checked
- *   peft.c          folders, values, and adapter_read itself
+ *   peft_values.c   the values of pairs                          ->  struct adapter_delta
+ *   peft.c          folders, and adapter_open itself
  */
 #ifndef EXPERTD_ENGINE_PEFT_H
 #define EXPERTD_ENGINE_PEFT_H
@@ -100,5 +101,19 @@ struct peft_plan {
 bool peft_plan_create(const struct safetensors_file *file, struct peft_config *config, const struct model *model, struct faults *log,
                       struct peft_plan *out);
 void peft_plan_finish(struct peft_plan *plan);
+
+/* ---- values ---------------------------------------------------------------------------------------------------- */
+
+struct adapter_files {
+    struct safetensors_file *file;
+    struct peft_plan plan;
+    const struct model *model;
+    int64_t not_held; /* tensors for layers or experts that are not held here */
+};
+
+/* Cuts the plan into deltas, without values, and pieces. */
+bool peft_values_cut(struct adapter_data *data, struct faults *log);
+/* Reads and checks all, into data->memory. */
+bool peft_values_read(struct adapter_data *data, struct faults *log);
 
 #endif

@@ -47,9 +47,6 @@ enum engine_code plan_hold(struct model *model, struct plan *plan, const int32_t
 /* --dtype; NULL: that of the files, if we can hold it. */
 enum engine_code plan_choose_dtype(const char *name, bool float16_files, enum dtype *out, struct engine_error *error);
 
-/* `v` as an operand type's bits. */
-static inline uint16_t plan_narrow(float v, enum dtype op) { return op == DTYPE_FP16 ? dtype_f32_to_fp16(v) : dtype_f32_to_bf16(v); }
-
 /* ---- synthetic.c ---- */
 
 /* Fills model and plan from options->synthetic. */

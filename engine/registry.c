@@ -85,10 +85,9 @@ bool registry_leave(struct registry *r, struct engine_adapter *adapter)
 
 void registry_adapter_destroy(struct engine_adapter *adapter)
 {
-    for (int32_t i = 0; i < adapter->part_count; i++) {
-        arena_free(adapter->registry->arena, adapter->part[i].address);
+    arena_free(adapter->registry->arena, adapter->address);
+    for (int32_t i = 0; i < adapter->part_count; i++)
         free(adapter->part[i].entries);
-    }
     for (int32_t i = 0; i < adapter->warning_count; i++)
         free(adapter->warnings[i]);
     free(adapter->warnings);
@@ -112,10 +111,8 @@ void registry_retire(void *arg)
     struct engine_adapter *adapter = arg;
     struct registry *r = adapter->registry;
     bool clear = registry_clear_slot(r, adapter, adapter->part_count);
-    for (int32_t i = 0; i < adapter->part_count; i++) {
-        arena_free(r->arena, adapter->part[i].address);
-        adapter->part[i].address = 0;
-    }
+    arena_free(r->arena, adapter->address);
+    adapter->address = 0;
     pthread_mutex_lock(&r->lock);
     *(adapter->prev ? &adapter->prev->next : &r->first) = adapter->next;
     *(adapter->next ? &adapter->next->prev : &r->last) = adapter->prev;
@@ -319,6 +316,8 @@ enum engine_code registry_list(struct registry *r, struct engine_adapter_info **
     return ENGINE_OK;
 }
 
+void registry_trim(struct registry *r) { arena_trim(r->arena); }
+
 void registry_stats(struct registry *r, struct engine_stats *out)
 {
     struct arena_stats arena;
@@ -439,6 +438,8 @@ enum engine_code registry_create(const struct registry_options *o, struct regist
     r->device = o->device;
     r->model = o->model;
     r->publisher = o->publisher;
+    r->log = o->log;
+    r->log_arg = o->log_arg;
     r->max_adapter_bytes = o->max_adapter_bytes;
     r->max_adapters = o->max_adapters;
     r->root_fd = -1;
@@ -478,7 +479,7 @@ void registry_destroy(struct registry *r)
     }
     arena_destroy(r->arena);
     if (r->stage)
-        r->device->ops->host_free(r->device, r->stage, r->stage_bytes);
+        r->device->ops->host_free(r->device, r->stage, (size_t)REGISTRY_PACKERS * REGISTRY_STAGE_BYTES);
     if (r->root_fd >= 0)
         close(r->root_fd);
     free(r->root_given);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the two halves of the registry share: registry.c (names, ids, references, removal) and registry_install.c (from a folder to
- * published table entries).
+ * What the parts of the registry share: registry.c (names, ids, references, removal), registry_install.c (from a folder to published
+ * table entries) and registry_pack.c (from files to device memory).
  *
  * An adapter's life:  installing -> ready -> draining (no name, no id, still used) -> retiring (a job is about to clear its table
  * entries and free its memory) -> removed. It leaves the list and gives its slot back with the last step.
@@ -22,7 +22,6 @@ enum registry_life { LIFE_INSTALLING, LIFE_READY, LIFE_DRAINING, LIFE_RETIRING, 
 /* An adapter's share of one layer. */
 struct registry_part {
     int32_t layer_index;
-    uint64_t address; /* arena memory; 0 none yet */
     struct kernel_lora_entry *entries; /* [experts, KERNEL_PROJECTIONS], host; only until they are published */
 };
 
@@ -42,6 +41,7 @@ struct engine_adapter {
     int64_t installed_at;
     struct registry_part *part;
     int32_t part_count;
+    uint64_t address; /* of its arena memory; 0 none */
 
     /* Under the registry's lock. */
     enum registry_life life;
@@ -63,6 +63,12 @@ struct registry_install {
     bool replaced;
     enum engine_code code;
     struct engine_error error;
+    int64_t begun_ns, opened_ns, packed_ns;
+};
+
+enum {
+    REGISTRY_PACKERS = 8, /* threads that pack at one time with a piece of `stage` */
+    REGISTRY_STAGE_BYTES = 1 << 20, /* of each: what a batch's rows may have to wait for on their way to the device */
 };
 
 struct registry {
@@ -74,12 +80,15 @@ struct registry {
     int root_fd; /* -1: none */
     char *root_given, *root; /* as configured, and its real path */
     struct kernel_lora_entry *zeros; /* [experts, KERNEL_PROJECTIONS] */
-    char *stage; /* the device's host memory for uploads, of the install that has set stage_busy; NULL until needed */
-    size_t stage_bytes;
+    void (*log)(void *arg, const char *level, const char *message); /* NULL: none */
+    void *log_arg;
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool draining, stage_busy;
+    bool draining;
+    char *stage; /* the device's host memory for uploads, [REGISTRY_PACKERS] pieces; NULL until needed */
+    uint32_t stages_busy; /* bits of those in use */
+    int helpers; /* threads that pack beside those that install */
     int max_adapters;
     int32_t *free_slot; /* [free_slots] */
     int free_slots;
@@ -118,7 +127,7 @@ void registry_drop_hold(struct registry *r, struct engine_adapter *adapter);
 /* Frees memory, device memory included; never the slot. */
 void registry_adapter_destroy(struct engine_adapter *adapter);
 
-/* ---- registry_install.c ----------------------------------------------------------------------------------------- */
+/* ---- registry_pack.c ---------------------------------------------------------------------------------------------- */
 
 /* Allocates and packs everything that `data` has, into an adapter that was made for it. Moves the warnings out of `data`. */
 enum engine_code registry_pack(struct registry *r, struct adapter_data *data, struct engine_adapter *adapter, struct engine_error *error);

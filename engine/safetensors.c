@@ -2,9 +2,10 @@
  *
  * The safetensors reader. It owns the file descriptor, the tensor table and the names.
  *
- * The header is cut at its top level here and handed to jansson one member at a time, so that a hostile header of the
- * largest legal size costs memory in proportion to the tensors it really names. Duplicate names are found by sorting,
- * which the lookup needs anyhow.
+ * The header is cut at its top level here. Entries as writers of the format write them are read here, too, since adapters have tens
+ * of thousands; all others are handed to jansson one member at a time, so that a hostile header of the largest legal size costs
+ * memory in proportion to the tensors it really names. Names stay in the header's text. Duplicates are found by sorting, which the
+ * lookup needs anyhow.
  */
 #include "engine/safetensors.h"
 
@@ -25,6 +26,7 @@ struct safetensors_file {
     char *name;
     enum engine_code bad;
     int64_t size;
+    char *text; /* the header; names point into it */
     struct safetensors_tensor *tensor; /* by position */
     const struct safetensors_tensor **sorted; /* by name */
     size_t count, capacity;
@@ -98,8 +100,7 @@ void safetensors_close(struct safetensors_file *file)
 {
     if (!file)
         return;
-    for (size_t i = 0; i < file->count; i++)
-        free((char *)file->tensor[i].name);
+    free(file->text);
     free(file->tensor);
     free(file->sorted);
     free(file->name);
@@ -145,7 +146,7 @@ void safetensors_prefetch(const struct safetensors_file *file, const struct safe
 
 struct header {
     struct safetensors_file *file;
-    const char *text;
+    char *text;
     size_t length, at;
     struct engine_error *error;
 };
@@ -202,7 +203,7 @@ static enum engine_code bad_tensor(const struct header *h, const char *name, con
     return engine_fail(h->error, h->file->bad, "%s: tensor \"%.200s\": %s", h->file->name, name, text);
 }
 
-/* One tensor's entry checked by itself; offsets are still relative to the data. */
+/* One tensor's entry; offsets are still relative to the data. */
 static enum engine_code parse_tensor(const struct header *h, const char *name, const json_t *entry, struct safetensors_tensor *t)
 {
     if (!json_is_object(entry))
@@ -222,13 +223,25 @@ static enum engine_code parse_tensor(const struct header *h, const char *name, c
     if (json_array_size(shape) > SAFETENSORS_MAX_RANK)
         return bad_tensor(h, name, "its rank %zu is more than %d", json_array_size(shape), SAFETENSORS_MAX_RANK);
     t->rank = (int32_t)json_array_size(shape);
-    int64_t bits = dtypes[d].bits;
-    bool empty = false, overflow = false;
     for (int32_t i = 0; i < t->rank; i++) {
         const json_t *n = json_array_get(shape, (size_t)i);
         if (!json_is_integer(n) || json_integer_value(n) < 0)
             return bad_tensor(h, name, "shape[%d] is not a non-negative integer", i);
         t->shape[i] = json_integer_value(n);
+    }
+    if (json_array_size(offsets) != 2 || !json_is_integer(json_array_get(offsets, 0)) || !json_is_integer(json_array_get(offsets, 1)))
+        return bad_tensor(h, name, "data_offsets must be two integers");
+    t->begin = json_integer_value(json_array_get(offsets, 0));
+    t->end = json_integer_value(json_array_get(offsets, 1));
+    return ENGINE_OK;
+}
+
+/* Whether shape, type and offsets agree. */
+static enum engine_code check_tensor(const struct header *h, const char *name, const struct safetensors_tensor *t)
+{
+    int64_t bits = dtypes[t->dtype].bits;
+    bool empty = false, overflow = false;
+    for (int32_t i = 0; i < t->rank; i++) {
         empty |= !t->shape[i];
         overflow |= __builtin_mul_overflow(bits, t->shape[i], &bits);
     }
@@ -238,11 +251,6 @@ static enum engine_code parse_tensor(const struct header *h, const char *name, c
         bits = 0;
     if (bits % 8)
         return bad_tensor(h, name, "its %" PRId64 " bits are no whole number of bytes", bits);
-
-    if (json_array_size(offsets) != 2 || !json_is_integer(json_array_get(offsets, 0)) || !json_is_integer(json_array_get(offsets, 1)))
-        return bad_tensor(h, name, "data_offsets must be two integers");
-    t->begin = json_integer_value(json_array_get(offsets, 0));
-    t->end = json_integer_value(json_array_get(offsets, 1));
     if (t->begin < 0 || t->end < t->begin)
         return bad_tensor(h, name, "data_offsets [%" PRId64 ", %" PRId64 "] are negative or reversed", t->begin, t->end);
     int64_t data = h->file->size - 8 - (int64_t)h->length;
@@ -260,11 +268,10 @@ static enum engine_code out_of_memory(const struct header *h)
     return engine_fail(h->error, ENGINE_OUT_OF_MEMORY, "%s: out of memory for the tensor table", h->file->name);
 }
 
-static enum engine_code add_tensor(const struct header *h, const char *name, const json_t *entry)
+static enum engine_code add_tensor(const struct header *h, const struct safetensors_tensor *t)
 {
     struct safetensors_file *file = h->file;
-    struct safetensors_tensor t = {0};
-    enum engine_code code = parse_tensor(h, name, entry, &t);
+    enum engine_code code = check_tensor(h, t->name, t);
     if (code)
         return code;
     if (file->count == file->capacity) {
@@ -275,15 +282,125 @@ static enum engine_code add_tensor(const struct header *h, const char *name, con
         file->tensor = grown;
         file->capacity = capacity;
     }
-    t.name = strdup(name);
-    if (!t.name)
-        return out_of_memory(h);
-    file->tensor[file->count++] = t;
+    file->tensor[file->count++] = *t;
     return ENGINE_OK;
 }
 
+/* ---- what writers write: {"dtype":"BF16","shape":[16,2048],"data_offsets":[0,65536]}, without spaces, members in any order ---- */
+
+static bool plain_text(const struct header *h, size_t *at, const char *text)
+{
+    size_t n = strlen(text);
+    if (h->length - *at < n || memcmp(h->text + *at, text, n) != 0)
+        return false;
+    *at += n;
+    return true;
+}
+
+/* Of at most 18 digits, so that it can't overflow. What follows is the caller's to look at. */
+static bool plain_number(const struct header *h, size_t *at, int64_t *out)
+{
+    size_t begin = *at;
+    int64_t v = 0;
+    for (; *at < h->length && *at - begin < 18 && h->text[*at] >= '0' && h->text[*at] <= '9'; (*at)++)
+        v = 10 * v + (h->text[*at] - '0');
+    *out = v;
+    return *at > begin && (h->text[begin] != '0' || *at == begin + 1);
+}
+
+static bool plain_numbers(const struct header *h, size_t *at, int64_t *out, int32_t most, int32_t *count)
+{
+    *count = 0;
+    if (!plain_text(h, at, "["))
+        return false;
+    if (plain_text(h, at, "]"))
+        return true;
+    do {
+        if (*count == most || !plain_number(h, at, &out[(*count)++]))
+            return false;
+    } while (plain_text(h, at, ","));
+    return plain_text(h, at, "]");
+}
+
+static bool plain_dtype(const struct header *h, size_t *at, enum safetensors_dtype *out)
+{
+    if (!plain_text(h, at, "\""))
+        return false;
+    for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {
+        size_t after = *at;
+        if (plain_text(h, &after, dtypes[d].name) && plain_text(h, &after, "\"")) {
+            *at = after;
+            *out = (enum safetensors_dtype)d;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* False: it is not of this form, right or wrong, and nothing was consumed. */
+static bool plain_tensor(struct header *h, struct safetensors_tensor *t)
+{
+    size_t at = h->at;
+    int64_t offsets[2];
+    int32_t count;
+    bool dtype = false, shape = false, span = false;
+    if (!plain_text(h, &at, "{"))
+        return false;
+    do {
+        if (!dtype && plain_text(h, &at, "\"dtype\":"))
+            dtype = plain_dtype(h, &at, &t->dtype);
+        else if (!shape && plain_text(h, &at, "\"shape\":"))
+            shape = plain_numbers(h, &at, t->shape, SAFETENSORS_MAX_RANK, &t->rank);
+        else if (!span && plain_text(h, &at, "\"data_offsets\":"))
+            span = plain_numbers(h, &at, offsets, 2, &count) && count == 2;
+        else
+            return false;
+    } while (plain_text(h, &at, ","));
+    if (!dtype || !shape || !span || !plain_text(h, &at, "}"))
+        return false;
+    t->begin = offsets[0];
+    t->end = offsets[1];
+    h->at = at;
+    return true;
+}
+
+/* A string of printable ASCII without escapes, ended where its closing quote was. NULL: it is not of this form. */
+static char *plain_string(struct header *h)
+{
+    if (h->at == h->length || h->text[h->at] != '"')
+        return NULL;
+    size_t at = h->at + 1;
+    while (at < h->length && h->text[at] >= ' ' && h->text[at] <= '~' && h->text[at] != '"' && h->text[at] != '\\')
+        at++;
+    if (at == h->length || h->text[at] != '"')
+        return NULL;
+    char *text = h->text + h->at + 1;
+    h->text[at] = 0;
+    h->at = at + 1;
+    return text;
+}
+
+/* ---- members ---- */
+
+/* The next member's name, put into the header's text, where it has room; NULL after an error. */
+static char *next_name(struct header *h)
+{
+    skip_space(h);
+    char *name = plain_string(h);
+    if (name)
+        return name;
+    size_t begin = h->at;
+    json_t *value = next_string(h, "a member's name is not a string");
+    if (!value)
+        return NULL;
+    name = h->text + begin + 1;
+    memcpy(name, json_string_value(value), json_string_length(value) + 1); /* escapes are longer than what they stand for */
+    json_decref(value);
+    return name;
+}
+
 /* The members of the object at `at`, one after the other: `member` gets each one's name and stands before its value, which it consumes. */
-static enum engine_code parse_object(struct header *h, enum engine_code (*member)(struct header *h, const char *name, void *arg), void *arg)
+static enum engine_code parse_object(struct header *h, enum engine_code (*member)(struct header *h, char *name, void *arg), void *arg)
 {
     h->at++;
     skip_space(h);
@@ -292,7 +409,7 @@ static enum engine_code parse_object(struct header *h, enum engine_code (*member
         return ENGINE_OK;
     }
     for (;;) {
-        json_t *name = next_string(h, "a member's name is not a string");
+        char *name = next_name(h);
         if (!name)
             return h->error->code;
         skip_space(h);
@@ -302,9 +419,8 @@ static enum engine_code parse_object(struct header *h, enum engine_code (*member
         } else {
             h->at++;
             skip_space(h);
-            code = member(h, json_string_value(name), arg);
+            code = member(h, name, arg);
         }
-        json_decref(name);
         if (code)
             return code;
         skip_space(h);
@@ -329,7 +445,7 @@ static int by_hash(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static enum engine_code parse_metadata_member(struct header *h, const char *name, void *arg)
+static enum engine_code parse_metadata_member(struct header *h, char *name, void *arg)
 {
     struct metadata *m = arg;
     if (h->at == h->length || h->text[h->at] != '"')
@@ -369,7 +485,7 @@ static enum engine_code parse_metadata(struct header *h)
 
 /* ---- the whole ---- */
 
-static enum engine_code parse_member(struct header *h, const char *name, void *arg)
+static enum engine_code parse_member(struct header *h, char *name, void *arg)
 {
     bool *metadata_seen = arg;
     if (!strcmp(name, "__metadata__")) {
@@ -378,10 +494,16 @@ static enum engine_code parse_member(struct header *h, const char *name, void *a
         *metadata_seen = true;
         return parse_metadata(h);
     }
-    json_t *entry = next_value(h, MAX_ENTRY);
-    enum engine_code code = entry ? add_tensor(h, name, entry) : h->error->code;
-    json_decref(entry);
-    return code;
+    struct safetensors_tensor t = {0};
+    if (!plain_tensor(h, &t)) {
+        json_t *entry = next_value(h, MAX_ENTRY);
+        enum engine_code code = entry ? parse_tensor(h, name, entry, &t) : h->error->code;
+        json_decref(entry);
+        if (code)
+            return code;
+    }
+    t.name = name;
+    return add_tensor(h, &t);
 }
 
 static enum engine_code parse_members(struct header *h)
@@ -412,19 +534,29 @@ static int by_name(const void *a, const void *b)
     return strcmp((*x)->name, (*y)->name);
 }
 
+/* Files are mostly in order already. */
+static void sort(void *base, size_t n, size_t size, int (*compare)(const void *, const void *))
+{
+    size_t i = 1;
+    while (i < n && compare((char *)base + (i - 1) * size, (char *)base + i * size) <= 0)
+        i++;
+    if (i < n)
+        qsort(base, n, size, compare);
+}
+
 /* Sorts both ways; refuses duplicates, overlaps and holes; makes offsets absolute. */
 static enum engine_code order_tensors(struct header *h)
 {
     struct safetensors_file *file = h->file;
     int64_t data = 8 + (int64_t)h->length, at = 0;
     if (file->count) {
-        qsort(file->tensor, file->count, sizeof *file->tensor, by_position);
+        sort(file->tensor, file->count, sizeof *file->tensor, by_position);
         file->sorted = reallocarray(NULL, file->count, sizeof *file->sorted);
         if (!file->sorted)
             return out_of_memory(h);
         for (size_t i = 0; i < file->count; i++)
             file->sorted[i] = &file->tensor[i];
-        qsort(file->sorted, file->count, sizeof *file->sorted, by_name);
+        sort(file->sorted, file->count, sizeof *file->sorted, by_name);
     }
     for (size_t i = 1; i < file->count; i++)
         if (!strcmp(file->sorted[i - 1]->name, file->sorted[i]->name))
@@ -468,7 +600,7 @@ static enum engine_code load_header(struct safetensors_file *file, struct engine
     if (length > (uint64_t)file->size - 8)
         return engine_fail(error, file->bad, "%s: truncated: the header's %" PRIu64 " bytes pass the file's end at %" PRId64, file->name,
                            length, file->size);
-    char *text = malloc(length ? length : 1);
+    char *text = file->text = malloc(length ? length : 1);
     if (!text)
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "%s: out of memory for a header of %" PRIu64 " bytes", file->name, length);
     struct header h = {.file = file, .text = text, .length = length, .error = error};
@@ -477,7 +609,6 @@ static enum engine_code load_header(struct safetensors_file *file, struct engine
         code = parse_members(&h);
     if (!code)
         code = order_tensors(&h);
-    free(text);
     return code;
 }
 

@@ -3,6 +3,7 @@
  * Random weights of a given shape, for load tests. Every element is a function of the seed and its place, so that the bits
  * do not depend on how the work is cut; values come from a small table, so that one core makes gigabytes a second.
  */
+#include "engine/convert.h"
 #include "engine/plan.h"
 
 #include <errno.h>
@@ -28,7 +29,7 @@ void synthetic_rows(uint64_t seed, int64_t layer, int32_t expert, enum kernel_pr
     uint16_t level[LEVELS];
     const float edge = sqrtf(3.0f / (float)columns); /* uniform in [-edge, edge]: variance 1 / fan_in */
     for (int i = 0; i < LEVELS; i++)
-        level[i] = plan_narrow(edge * ((float)(2 * i + 1) / LEVELS - 1.0f), op);
+        level[i] = convert_narrow(edge * ((float)(2 * i + 1) / LEVELS - 1.0f), op);
     const uint64_t stream = mix(mix(seed + (uint64_t)layer * 0x9e3779b97f4a7c15u) + (uint64_t)expert * KERNEL_PROJECTIONS + (uint64_t)p);
     const uint64_t blocks = ((uint64_t)columns + 3) / 4; /* four values a draw; a row begins a draw */
     for (int32_t r = 0; r < rows; r++) {

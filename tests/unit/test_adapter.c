@@ -492,13 +492,13 @@ static void hub_caches_are_followed(void **state)
     assert_int_equal(symlinkat("../../blobs/adapter_model.safetensors", s.fd, "snapshots/x/adapter_model.safetensors"), 0);
     struct adapter_data *data = NULL;
     struct engine_error error;
-    assert_int_equal(adapter_read_beneath(s.fd, s.path, "snapshots/x", model, 0, &data, &error), ENGINE_OK);
+    assert_int_equal(adapter_open_beneath(s.fd, s.path, "snapshots/x", model, 0, &data, &error), ENGINE_OK);
     assert_int_equal(data->deltas, 6);
     adapter_data_destroy(data);
 
     /* the same folder, with the root so low that its files lie outside */
     int low = openat(s.fd, "snapshots", O_PATH | O_DIRECTORY);
-    assert_int_equal(adapter_read_beneath(low, "/nowhere", "x", model, 0, &data, &error), ENGINE_FORBIDDEN_PATH);
+    assert_int_equal(adapter_open_beneath(low, "/nowhere", "x", model, 0, &data, &error), ENGINE_FORBIDDEN_PATH);
     assert_string_equal(error.message, "adapter_config.json is a link that leaves the adapter root");
     close(low);
     test_model_destroy(model);
@@ -538,7 +538,7 @@ static void versions_are_not_mixed(void **state)
     for (int i = 0; i < 1000 && !other; i++) {
         struct adapter_data *data = NULL;
         struct engine_error error;
-        enum engine_code code = adapter_read_beneath(s.fd, s.path, "current", model, 0, &data, &error);
+        enum engine_code code = adapter_open_beneath(s.fd, s.path, "current", model, 0, &data, &error);
         good += code == ENGINE_OK;
         other += code != ENGINE_OK && code != ENGINE_IO; /* IO: swapped in each of many tries */
         if (other)

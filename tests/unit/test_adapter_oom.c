@@ -120,7 +120,7 @@ static void reading(void **state)
         struct adapter_data *data = NULL;
         struct engine_error error = {0};
         countdown = n + 1;
-        enum engine_code code = adapter_read_beneath(s.fd, s.path, "x", model, 0, &data, &error);
+        enum engine_code code = adapter_open_beneath(s.fd, s.path, "x", model, 0, &data, &error);
         struck = !countdown;
         countdown = 0;
         if (code != ENGINE_OK) {

@@ -101,7 +101,7 @@ static void small_requests_share_a_chunk(void **state)
     arena_destroy(a);
 }
 
-static void one_empty_chunk_stays(void **state)
+static void empty_chunks_stay_until_trimmed(void **state)
 {
     struct fake *f = *state;
     struct arena *a = arena_create(&f->base, CHUNK);
@@ -109,15 +109,44 @@ static void one_empty_chunk_stays(void **state)
     for (int i = 0; i < 4; i++)
         at[i] = take(a, CHUNK - 256);
     assert_int_equal(stats(a).chunk_count, 4);
+    arena_trim(a);
+    assert_int_equal(stats(a).chunk_count, 4);
     for (int i = 0; i < 4; i++)
         arena_free(a, at[i]);
+    assert_int_equal(f->used, 4 * CHUNK); /* freeing never calls the device */
+    arena_trim(a);
     assert_int_equal(stats(a).chunk_count, 1);
     assert_int_equal(f->used, CHUNK);
+    int calls = f->calls;
     uint64_t large = take(a, 3 * CHUNK + 1);
     assert_true(f->used >= 4 * CHUNK + 1);
     arena_free(a, large);
-    assert_int_equal(f->used, CHUNK); /* chunks of their own never stay */
+    assert_int_equal(take(a, 3 * CHUNK), large); /* the next of about that size needs no call */
+    assert_int_equal(f->calls, calls + 1);
+    arena_free(a, large);
+    uint64_t small = take(a, CHUNK / 2);
+    assert_true(small < large || small >= large + 3 * CHUNK); /* and small ones keep out of it */
+    arena_trim(a);
+    assert_int_equal(f->used, CHUNK);
+    arena_free(a, small);
     arena_destroy(a);
+}
+
+static void empty_chunks_go_when_memory_is_short(void **state)
+{
+    struct fake *f = *state;
+    f->limit = 6 * CHUNK;
+    struct arena *a = arena_create(&f->base, CHUNK);
+    uint64_t four = take(a, 4 * CHUNK), one = take(a, CHUNK), large;
+    arena_free(a, four);
+    assert_int_equal(arena_alloc(a, 6 * CHUNK, &large, NULL), ENGINE_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(f->used, CHUNK);
+    large = take(a, 5 * CHUNK);
+    arena_free(a, one);
+    arena_free(a, large);
+    assert_int_equal(take(a, 6 * CHUNK - 256) % 256, 0);
+    arena_destroy(a);
+    assert_int_equal(f->used, 0);
 }
 
 static void falls_back_to_the_least_that_will_do(void **state)
@@ -178,6 +207,7 @@ static void random_requests(void **state)
     for (int i = 0; i < SLOTS; i++)
         arena_free(a, held[i].at);
     assert_int_equal(stats(a).used, 0);
+    arena_trim(a);
     assert_true(stats(a).chunks <= CHUNK);
     arena_destroy(a);
 }
@@ -211,6 +241,7 @@ static void many_threads(void **state)
     for (int i = 0; i < 4; i++)
         pthread_join(t[i], NULL);
     assert_int_equal(stats(a).used, 0);
+    arena_trim(a);
     assert_true(stats(a).chunks <= CHUNK);
     arena_destroy(a);
 }
@@ -219,7 +250,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(small_requests_share_a_chunk, setup, teardown),
-        cmocka_unit_test_setup_teardown(one_empty_chunk_stays, setup, teardown),
+        cmocka_unit_test_setup_teardown(empty_chunks_stay_until_trimmed, setup, teardown),
+        cmocka_unit_test_setup_teardown(empty_chunks_go_when_memory_is_short, setup, teardown),
         cmocka_unit_test_setup_teardown(falls_back_to_the_least_that_will_do, setup, teardown),
         cmocka_unit_test_setup_teardown(random_requests, setup, teardown),
         cmocka_unit_test_setup_teardown(many_threads, setup, teardown),

@@ -162,7 +162,7 @@ static void folder(const struct tree *t, const char *path, enum engine_code want
 {
     struct engine_error error = {0};
     int fd = -1;
-    enum engine_code code = adapter_open_beneath(t->root_fd, t->root, path, &fd, &error);
+    enum engine_code code = adapter_folder_beneath(t->root_fd, t->root, path, &fd, &error);
     assert_int_equal(code, want);
     if (code == ENGINE_OK)
         close(fd);

@@ -31,16 +31,17 @@ struct rig {
     struct registry *registry;
 };
 
-static struct rig *rig_create(int slots, bool direct)
+static struct rig *rig_create_shape(int slots, bool direct, const struct test_model_shape *of, int threads)
 {
     struct rig *g = calloc(1, sizeof *g);
     scratch_init(&g->s);
-    test_adapter_write(&g->s, "one", &shape, 0, 2, 2, 10);
-    test_adapter_write(&g->s, "two", &shape, 2, 4, 9, 20);
+    test_adapter_write(&g->s, "one", of, 0, 2, 2, 10);
+    test_adapter_write(&g->s, "two", of, 2, 4, 9, 20);
     scratch_write_text(&g->s, "file", "x");
-    g->model = test_model_create(&shape);
-    g->device = (struct fake){
-        .base = {.ops = &fake_ops, .kernels = kernels_ref(), .direct_memory = direct}, .slots = slots, .limit = (size_t)1 << 30};
+    g->model = test_model_create(of);
+    g->device = (struct fake){.base = {.ops = &fake_ops, .kernels = kernels_ref(), .direct_memory = direct, .threads = threads},
+                              .slots = slots,
+                              .limit = (size_t)1 << 30};
     pthread_mutex_init(&g->device.lock, NULL);
     g->device.table = calloc(2 * (size_t)slots * 12 + 1, sizeof *g->device.table);
     g->thread.tail = &g->thread.head;
@@ -57,6 +58,8 @@ static struct rig *rig_create(int slots, bool direct)
         fail_msg("%s", error.message);
     return g;
 }
+
+static struct rig *rig_create(int slots, bool direct) { return rig_create_shape(slots, direct, &shape, 1); }
 
 /* Nothing that the registry took may be left. */
 static void rig_destroy(struct rig *g)
@@ -426,6 +429,27 @@ static void device_failures_are_undone(void **state)
     rig_destroy(g);
 }
 
+/* Adapters of many pieces, packed by several threads: the same table; and what fails in one of them fails the install. */
+static void packed_by_many_threads(void **state)
+{
+    (void)state;
+    static const struct test_model_shape large = {4, 8192, 1024, DTYPE_BF16, false, false, 4, {0, 2, -1}, {-1}};
+    for (int direct = 0; direct < 2; direct++) {
+        struct rig *g = rig_create_shape(2, direct, &large, 16);
+        install_fine(g, "a", "two", false, NULL);
+        check_table(g, "a", "two");
+        assert_int_equal(g->registry->helpers, 0);
+        assert_int_equal(g->registry->stages_busy, 0);
+        for (int nth = 1; !direct && nth < 4; nth++) {
+            g->device.fail_upload = nth;
+            install_fails(g, "b", "two", false, ENGINE_DEVICE_FAILED, "upload failed");
+        }
+        install_fine(g, "b", "two", false, NULL);
+        check_table(g, "b", "two");
+        rig_destroy(g);
+    }
+}
+
 static void listed_in_order(void **state)
 {
     (void)state;
@@ -670,6 +694,7 @@ int main(void)
         cmocka_unit_test(draining_refuses),
         cmocka_unit_test(device_memory_runs_out),
         cmocka_unit_test(device_failures_are_undone),
+        cmocka_unit_test(packed_by_many_threads),
         cmocka_unit_test(listed_in_order),
         cmocka_unit_test(one_of_two_installs_wins),
         cmocka_unit_test(a_failed_install_lets_the_next_in),

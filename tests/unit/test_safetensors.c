@@ -95,6 +95,38 @@ static void reads_what_was_written(void **state)
     safetensors_close(f);
 }
 
+/* As writers write them, and in all other ways. */
+static void reads_entries_of_every_form(void **state)
+{
+    (void)state;
+    static const char *const form[] = {
+        "\"t\":{\"dtype\":\"BF16\",\"shape\":[2,10],\"data_offsets\":[0,40]}",
+        "\"t\":{\"data_offsets\":[0,40],\"shape\":[2,10],\"dtype\":\"BF16\"}",
+        "\"t\" : {\"dtype\":\"BF16\",\"shape\":[2,10],\"data_offsets\":[0,40]}",
+        "\"t\":{ \"dtype\" : \"BF16\", \"shape\" : [2, 10], \"data_offsets\" : [0, 40] }",
+        "\"\\u0074\":{\"dtype\":\"\\u0042F16\",\"shape\":[2,10],\"data_offsets\":[0,40]}",
+        "\"t\":{\"dty\\u0070e\":\"BF16\",\"shape\":[2,10],\"data_offsets\":[-0,40]}",
+    };
+    for (size_t i = 0; i < sizeof form / sizeof form[0]; i++) {
+        char header[200];
+        snprintf(header, sizeof header, "{%s,\"u\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[40,41]}}", form[i]);
+        scratch_write_header(&scratch, "form.safetensors", header, 41);
+        struct safetensors_file *f;
+        struct engine_error e;
+        if (safetensors_open(scratch.fd, "form.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e) != ENGINE_OK)
+            fail_msg("%s: %s", header, e.message);
+        const struct safetensors_tensor *t = safetensors_find(f, "t");
+        assert_non_null(t);
+        assert_int_equal(t->dtype, ST_BF16);
+        assert_int_equal(t->rank, 2);
+        assert_int_equal(t->shape[0], 2);
+        assert_int_equal(t->shape[1], 10);
+        assert_int_equal(t->end - t->begin, 40);
+        assert_int_equal(safetensors_find(f, "u")->rank, 0);
+        safetensors_close(f);
+    }
+}
+
 /* A tensor of BF16 [2] at [0,4], with one thing changed. */
 static void refuses_every_fault_of_the_header(void **state)
 {
@@ -371,6 +403,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_what_was_written),
+        cmocka_unit_test(reads_entries_of_every_form),
         cmocka_unit_test(refuses_every_fault_of_the_header),
         cmocka_unit_test(refuses_deep_and_long_entries),
         cmocka_unit_test(refuses_files_of_the_wrong_kind_or_length),

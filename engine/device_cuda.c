@@ -28,12 +28,17 @@ enum engine_code cuda_fail(const struct device_cuda *cuda, cudaError_t e, const 
                        cudaGetErrorName(e));
 }
 
+enum engine_code cuda_fail_lost(const struct device_cuda *cuda, struct engine_error *error)
+{
+    return engine_fail(error, ENGINE_DEVICE_FAILED, "%s: the device does not answer", cuda->base.id);
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void cuda_memory_info(struct device *device, int64_t *total, int64_t *free_now)
 {
     size_t all = 0, unused = 0;
-    if (cudaSetDevice(cuda_of(device)->number) != cudaSuccess || cudaMemGetInfo(&unused, &all) != cudaSuccess)
+    if (!cuda_is_lost(device) && (cudaSetDevice(cuda_of(device)->number) != cudaSuccess || cudaMemGetInfo(&unused, &all) != cudaSuccess))
         (void)cudaGetLastError();
     *total = (int64_t)all;
     *free_now = (int64_t)unused;
@@ -44,6 +49,8 @@ static enum engine_code cuda_alloc(struct device *device, size_t bytes, uint64_t
     struct device_cuda *cuda = cuda_of(device);
     void *p = NULL;
     *out = 0;
+    if (cuda_is_lost(device))
+        return cuda_fail_lost(cuda, error);
     cudaError_t e = cudaSetDevice(cuda->number);
     if (e == cudaSuccess)
         e = cudaMalloc(&p, bytes ? bytes : 1);
@@ -63,13 +70,16 @@ static enum engine_code cuda_alloc(struct device *device, size_t bytes, uint64_t
 static void cuda_free(struct device *device, uint64_t address, size_t bytes)
 {
     (void)bytes;
-    if (address && (cudaSetDevice(cuda_of(device)->number) != cudaSuccess || cudaFree(device_pointer(address)) != cudaSuccess))
+    if (address && !cuda_is_lost(device) &&
+        (cudaSetDevice(cuda_of(device)->number) != cudaSuccess || cudaFree(device_pointer(address)) != cudaSuccess))
         (void)cudaGetLastError(); /* the device is lost, and its memory with it */
 }
 
 static void *cuda_host_alloc(struct device *device, size_t bytes)
 {
     void *p = NULL;
+    if (cuda_is_lost(device))
+        return NULL;
     if (cudaSetDevice(cuda_of(device)->number) != cudaSuccess ||
         cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable) != cudaSuccess) {
         (void)cudaGetLastError();
@@ -81,7 +91,7 @@ static void *cuda_host_alloc(struct device *device, size_t bytes)
 static void cuda_host_free(struct device *device, void *memory, size_t bytes)
 {
     (void)bytes;
-    if (memory && (cudaSetDevice(cuda_of(device)->number) != cudaSuccess || cudaFreeHost(memory) != cudaSuccess))
+    if (memory && !cuda_is_lost(device) && (cudaSetDevice(cuda_of(device)->number) != cudaSuccess || cudaFreeHost(memory) != cudaSuccess))
         (void)cudaGetLastError();
 }
 
@@ -120,6 +130,8 @@ static enum engine_code cuda_upload(struct device *device, uint64_t dst, size_t 
     struct device_cuda *cuda = cuda_of(device);
     if (width == 0 || height == 0)
         return ENGINE_OK;
+    if (cuda_is_lost(device))
+        return cuda_fail_lost(cuda, error);
     if (dst_pitch == width && src_pitch == width) {
         width *= height;
         height = 1;
@@ -157,6 +169,8 @@ static enum engine_code cuda_upload(struct device *device, uint64_t dst, size_t 
 static enum engine_code cuda_download(struct device *device, void *dst, uint64_t src, size_t bytes, struct engine_error *error)
 {
     struct device_cuda *cuda = cuda_of(device);
+    if (cuda_is_lost(device))
+        return cuda_fail_lost(cuda, error);
     cudaError_t e = cudaSetDevice(cuda->number);
     struct cuda_lane *lane = lane_lock(cuda);
     if (e == cudaSuccess)
@@ -246,23 +260,26 @@ static enum engine_code cuda_prepare(struct device *device, const struct device_
     if (code == ENGINE_OK && s.tables)
         code = cuda_alloc(device, s.tables, &cuda->tables, error);
     if (code == ENGINE_OK)
-        code = cuda_alloc(device, sizeof *cuda->probe, &cuda->probe_device, error);
+        code = cuda_alloc(device, 2 * sizeof *cuda->probe, &cuda->probe_device, error);
     for (int i = 0; code == ENGINE_OK && i < CUDA_DEPTH; i++)
         code = make_flight(cuda, &cuda->flight[i], &s, error);
     if (code != ENGINE_OK)
         return code;
     cuda->table_stage = cuda_host_alloc(device, CUDA_TABLE_STAGE_BYTES);
-    cuda->probe = cuda_host_alloc(device, 2 * sizeof *cuda->probe);
+    cuda->probe = cuda_host_alloc(device, 4 * sizeof *cuda->probe);
     cuda->graphs = cuda->eager ? NULL : cuda_graphs_create(cuda->number);
     cuda->kernel_stream = kernels_cuda_stream_create(cuda->number, cuda->compute);
     if (!cuda->table_stage || !cuda->probe || !cuda->kernel_stream || (!cuda->eager && !cuda->graphs))
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "%s: out of memory for batches", device->id);
-    memset(cuda->probe, 0, 2 * sizeof *cuda->probe);
-    cudaError_t e = s.tables ? cudaMemsetAsync(device_pointer(cuda->tables), 0, s.tables, cuda->compute) : cudaSuccess;
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(cuda->compute);
+    memset(cuda->probe, 0, 4 * sizeof *cuda->probe);
+    cudaError_t e = cudaEventCreateWithFlags(&cuda->mark, cudaEventDisableTiming);
+    if (e == cudaSuccess && s.tables)
+        e = cudaMemsetAsync(device_pointer(cuda->tables), 0, s.tables, cuda->compute);
     if (e != cudaSuccess)
         return cuda_fail(cuda, e, "clearing adapter tables", error);
+    code = cuda_await_stream(cuda, cuda->compute, "clearing adapter tables", error);
+    if (code != ENGINE_OK)
+        return code;
     forward_bind_scratch(device->kernels, limits, device_pointer(cuda->scratch), &cuda->forward);
     device->scratch_bytes = s.total;
     return ENGINE_OK;
@@ -292,9 +309,17 @@ static void destroy_stream(cudaStream_t stream)
 static void cuda_destroy(struct device *device)
 {
     struct device_cuda *cuda = cuda_of(device);
+    if (cuda_is_lost(device)) {
+        /* It may still write where it was told to; nothing is given back but what it does not know. */
+        cuda_sensors_destroy(cuda->sensors);
+        kernels_cpu_stream_destroy(device->host_pool);
+        return;
+    }
     (void)cudaSetDevice(cuda->number);
     if (cuda->compute)
         (void)cudaStreamSynchronize(cuda->compute);
+    if (cuda->mark)
+        (void)cudaEventDestroy(cuda->mark);
     cuda_graphs_destroy(cuda->graphs);
     for (int i = 0; i < CUDA_DEPTH; i++) {
         struct cuda_flight *flight = &cuda->flight[i];

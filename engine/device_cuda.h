@@ -4,6 +4,9 @@
  * device_cuda_batch.c batches, adapter tables and the canary, device_cuda_graph.c captured forwards, device_cuda_sensors.c what
  * the driver's management library tells.
  *
+ * A device that stops answering is `lost`: any CUDA call may wait for it then, so that none is made any more, memory is left to the end
+ * of the process, and every entry of device_ops fails at once.
+ *
  * Streams: `compute` runs every forward and everything that has to be in order with it; `copy_in` and `copy_out` carry the rows of
  * large batches beside it; each lane of uploads has one of its own. Nothing here uses the default stream.
  */
@@ -40,6 +43,8 @@ struct cuda_flight {
     cudaEvent_t arrived, computed, finished;
     struct cuda_run *run; /* [max_rows] gathered ones, to be scattered */
     int32_t runs;
+    int32_t rows, layer_index; /* for the message when it is overdue */
+    int64_t submitted_ns, limit_ns;
 };
 
 /* Uploads of any thread: one at a time through a lane. */
@@ -64,12 +69,15 @@ struct device_cuda {
     uint64_t tables; /* [layers, adapters, experts, KERNEL_PROJECTIONS] of struct kernel_lora_entry; 0 without adapters */
     struct cuda_flight flight[CUDA_DEPTH];
     int first, flying;
+    int64_t last_finish_ns; /* when a batch was last waited for */
+    cudaEvent_t mark; /* of the engine thread: how far a stream is */
+    atomic_bool lost;
     struct cuda_lane lane[CUDA_LANES];
     int lanes; /* made so far */
     atomic_uint next_lane;
     unsigned char *table_stage; /* pinned */
     size_t table_used;
-    uint32_t *probe; /* pinned: [0] sent, [1] received */
+    uint32_t *probe; /* pinned, see cuda_canary */
     uint64_t probe_device;
     struct cuda_graphs *graphs;
     struct cuda_sensors *sensors; /* NULL: none */
@@ -81,6 +89,10 @@ static inline struct device_cuda *cuda_of(struct device *device) { return (struc
 /* Converts a result that is no success, and clears it: running out of memory is not the end, all else is. */
 enum engine_code cuda_fail(const struct device_cuda *cuda, cudaError_t e, const char *doing, struct engine_error *error);
 
+static inline bool cuda_is_lost(struct device *device) { return atomic_load_explicit(&cuda_of(device)->lost, memory_order_relaxed); }
+/* What everything fails with then. */
+enum engine_code cuda_fail_lost(const struct device_cuda *cuda, struct engine_error *error);
+
 /* ---- device_cuda_batch.c: entries of device_ops -------------------------------------------------------------- */
 
 enum engine_code cuda_table_write(struct device *device, int32_t layer_index, size_t first, size_t count,
@@ -90,6 +102,9 @@ bool cuda_ready(struct device *device);
 enum engine_code cuda_wait(struct device *device, struct engine_error *error);
 enum engine_code cuda_canary(struct device *device, struct engine_error *error);
 enum engine_code cuda_warm(struct device *device, int32_t layer_index, const struct kernel_weights *weights, struct engine_error *error);
+
+/* [engine thread] Waits for all that was put on a stream, but not for ever. */
+enum engine_code cuda_await_stream(struct device_cuda *cuda, cudaStream_t stream, const char *doing, struct engine_error *error);
 
 /* Bytes of the arrays of a batch, as they lie in a blob: rows, slot_row, slot_expert, slot_weight. */
 size_t cuda_arrays_bytes(size_t rows, size_t slots);

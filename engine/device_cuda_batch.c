@@ -14,6 +14,8 @@
 #include "engine/device_cuda.h"
 #include "engine/clock.h"
 
+#include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,10 +23,12 @@
 enum {
     DIRECT_BYTES = 32 * 1024, /* runs from this on are copied straight: starting a copy costs as much as gathering so many bytes */
     OVERLAP_BYTES = 1 << 20, /* batches from this on use the copying streams: their copies outweigh what crossing streams costs */
-    PROBE_POLL_US = 50,
+    POLL_US = 50,
     WARM_DECODE_ROWS = 1024, /* larger batches of the decode path only come about by merging */
 };
-#define PROBE_LIMIT_NS INT64_C(10000000000) /* how long a canary may take */
+#define LIMIT_NS INT64_C(10000000000) /* how long the device may take for next to nothing */
+#define LIMIT_FLOPS_NS 1000.0 /* and for a batch, beyond that: as if it reached 1 TFLOP/s, of the 40 and more that any of them does */
+#define SPIN_NS 50000000 /* how long its answer is watched for without a pause */
 
 static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -60,6 +64,55 @@ void cuda_bind_batch(const struct device_cuda *cuda, int32_t layer_index, const 
         f->lora.adapters = cuda->limits.adapters;
         f->lora.entry = (const struct kernel_lora_entry *)(uintptr_t)cuda->tables + (size_t)layer_index * layer_entries;
     }
+}
+
+/* ---- patience ------------------------------------------------------------------------------------------------- */
+
+/* Waits until `event` has happened, at most to `until_ns`: then the device is lost, and the result cudaErrorNotReady. A driver's own waiting
+ * has no such end. The clock is read first, so that a process that was stopped for long finds what was done meanwhile. */
+static cudaError_t await(struct device_cuda *cuda, cudaEvent_t event, int64_t until_ns)
+{
+    int64_t begin = clock_now_ns();
+    for (;;) {
+        int64_t now = clock_now_ns();
+        cudaError_t e = cudaEventQuery(event);
+        if (e != cudaErrorNotReady)
+            return e;
+        (void)cudaGetLastError();
+        if (now > until_ns) {
+            atomic_store(&cuda->lost, true);
+            return e;
+        }
+        if (now - begin < SPIN_NS)
+            sched_yield();
+        else
+            usleep(POLL_US);
+    }
+}
+
+enum engine_code cuda_await_stream(struct device_cuda *cuda, cudaStream_t stream, const char *doing, struct engine_error *error)
+{
+    int64_t until = clock_now_ns() + LIMIT_NS;
+    for (int i = 0; i < cuda->flying; i++)
+        until += cuda->flight[(cuda->first + i) % CUDA_DEPTH].limit_ns;
+    cudaError_t e = cudaEventRecord(cuda->mark, stream);
+    if (e == cudaSuccess)
+        e = await(cuda, cuda->mark, until);
+    if (e == cudaErrorNotReady)
+        return engine_fail(error, ENGINE_DEVICE_FAILED, "%s: the device does not answer: %s has not ended", cuda->base.id, doing);
+    return e == cudaSuccess ? ENGINE_OK : cuda_fail(cuda, e, doing, error);
+}
+
+static int64_t batch_limit_ns(const struct device_cuda *cuda, const struct kernel_batch *batch)
+{
+    const struct kernel_dims *d = &cuda->limits.dims;
+    return LIMIT_NS + (int64_t)(6.0 * batch->slots * d->hidden_pad * d->inter_pad / LIMIT_FLOPS_NS);
+}
+
+/* A batch behind another one begins when that one has been waited for. */
+static int64_t flight_until_ns(const struct device_cuda *cuda, const struct cuda_flight *flight)
+{
+    return (flight->submitted_ns > cuda->last_finish_ns ? flight->submitted_ns : cuda->last_finish_ns) + flight->limit_ns;
 }
 
 /* ---- submit --------------------------------------------------------------------------------------------------- */
@@ -226,6 +279,8 @@ enum engine_code cuda_submit(struct device *device, const struct device_batch *b
     struct device_cuda *cuda = cuda_of(device);
     const struct kernel_batch *b = &batch->batch;
     struct passage p = {.cuda = cuda, .flight = newest_free(cuda), .batch = b, .rows = b->rows, .slots = b->slots};
+    if (cuda_is_lost(device))
+        return cuda_fail_lost(cuda, error);
     if (cuda->flying == CUDA_DEPTH || b->rows < 1 || b->rows > cuda->limits.max_rows || b->slots < 0 || b->slots > cuda->limits.max_slots ||
         (batch->adapted && !cuda->tables))
         return engine_fail(error, ENGINE_INTERNAL, "%s: a batch of %d rows and %d slots behind %d others is out of bounds", device->id,
@@ -249,12 +304,17 @@ enum engine_code cuda_submit(struct device *device, const struct device_batch *b
     fetch_rows(&p);
     if (p.error != cudaSuccess) {
         /* Nothing may touch the caller's memory any more once he knows. */
-        (void)cudaStreamSynchronize(p.in);
-        (void)cudaStreamSynchronize(cuda->compute);
-        (void)cudaStreamSynchronize(p.out);
-        return cuda_fail(cuda, p.error, "starting a batch", error);
+        enum engine_code code = ENGINE_OK;
+        cudaStream_t stream[] = {p.in, cuda->compute, p.out};
+        for (int i = 0; code == ENGINE_OK && i < 3; i++)
+            code = cuda_await_stream(cuda, stream[i], "starting a batch", error);
+        return code != ENGINE_OK ? code : cuda_fail(cuda, p.error, "starting a batch", error);
     }
     cuda->flying++;
+    p.flight->rows = b->rows;
+    p.flight->layer_index = batch->layer_index;
+    p.flight->submitted_ns = clock_now_ns();
+    p.flight->limit_ns = batch_limit_ns(cuda, b);
     atomic_fetch_add_explicit(&cuda->bytes_in, bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&cuda->bytes_out, bytes - p.arrays, memory_order_relaxed);
     return ENGINE_OK;
@@ -263,22 +323,32 @@ enum engine_code cuda_submit(struct device *device, const struct device_batch *b
 bool cuda_ready(struct device *device)
 {
     struct device_cuda *cuda = cuda_of(device);
-    if (cuda->flying == 0)
+    if (cuda->flying == 0 || cuda_is_lost(device))
         return true;
-    cudaError_t e = cudaEventQuery(cuda->flight[cuda->first].finished);
+    const struct cuda_flight *flight = &cuda->flight[cuda->first];
+    int64_t now = clock_now_ns();
+    cudaError_t e = cudaEventQuery(flight->finished);
     if (e == cudaSuccess)
         return true;
     (void)cudaGetLastError();
-    return e != cudaErrorNotReady; /* wait will say what it is */
+    return e != cudaErrorNotReady || now > flight_until_ns(cuda, flight); /* wait will say what it is */
 }
 
 enum engine_code cuda_wait(struct device *device, struct engine_error *error)
 {
     struct device_cuda *cuda = cuda_of(device);
     struct cuda_flight *flight = &cuda->flight[cuda->first];
-    cudaError_t e = cudaEventSynchronize(flight->finished);
+    bool lost = cuda_is_lost(device);
+    cudaError_t e = lost ? cudaErrorNotReady : await(cuda, flight->finished, flight_until_ns(cuda, flight));
     cuda->first = (cuda->first + 1) % CUDA_DEPTH;
     cuda->flying--;
+    cuda->last_finish_ns = clock_now_ns();
+    if (lost)
+        return cuda_fail_lost(cuda, error);
+    if (e == cudaErrorNotReady)
+        return engine_fail(error, ENGINE_DEVICE_FAILED,
+                           "%s: the device does not answer: a batch of %d rows of layer index %d, begun %.1f s ago, has not ended",
+                           device->id, flight->rows, flight->layer_index, (double)(cuda->last_finish_ns - flight->submitted_ns) * 1e-9);
     if (e != cudaSuccess)
         return cuda_fail(cuda, e, "computing a batch", error);
     for (int32_t i = 0; i < flight->runs; i++)
@@ -296,14 +366,18 @@ enum engine_code cuda_table_write(struct device *device, int32_t layer_index, si
     if (layer_index < 0 || layer_index >= cuda->limits.layers || first > per_layer || count > per_layer - first)
         return engine_fail(error, ENGINE_INTERNAL, "adapter table: entries %zu..%zu of layer %d lie outside its %zu", first, first + count,
                            layer_index, per_layer);
+    if (cuda_is_lost(device))
+        return cuda_fail_lost(cuda, error);
     uint64_t to = cuda->tables + ((size_t)layer_index * per_layer + first) * sizeof *entries;
     const unsigned char *from = (const unsigned char *)entries;
     size_t left = count * sizeof *entries;
     cudaError_t e = cudaSetDevice(cuda->number);
     while (e == cudaSuccess && left > 0) {
         if (cuda->table_used == CUDA_TABLE_STAGE_BYTES) {
-            e = cudaStreamSynchronize(cuda->compute); /* what was staged has been read */
-            cuda->table_used = 0;
+            enum engine_code code = cuda_await_stream(cuda, cuda->compute, "writing adapter tables", error);
+            if (code != ENGINE_OK)
+                return code;
+            cuda->table_used = 0; /* what was staged has been read */
             continue;
         }
         size_t bytes = CUDA_TABLE_STAGE_BYTES - cuda->table_used;
@@ -321,33 +395,31 @@ enum engine_code cuda_table_write(struct device *device, int32_t layer_index, si
 
 /* ---- the canary ------------------------------------------------------------------------------------------------- */
 
-/* Sends a number through the device and back. A device that answers nothing at all counts as lost, too. */
+/* Sends a number through the device and back, and has another one written there, which takes a multiprocessor. A device that answers
+ * nothing at all counts as lost, too. */
 enum engine_code cuda_canary(struct device *device, struct engine_error *error)
 {
     struct device_cuda *cuda = cuda_of(device);
-    cudaEvent_t done = newest_free(cuda)->finished; /* nothing flies while we are idle */
-    void *there = (void *)(uintptr_t)cuda->probe_device;
-    cuda->probe[0]++;
+    uint32_t *sent = cuda->probe, *back = cuda->probe + 2;
+    uint32_t *there = (uint32_t *)(uintptr_t)cuda->probe_device;
+    if (cuda_is_lost(device))
+        return cuda_fail_lost(cuda, error);
+    sent[0]++;
+    sent[1] = (sent[0] & 0xff) * 0x01010101u;
     cudaError_t e = cudaSetDevice(cuda->number);
     if (e == cudaSuccess)
-        e = cudaMemcpyAsync(there, &cuda->probe[0], sizeof cuda->probe[0], cudaMemcpyHostToDevice, cuda->compute);
+        e = cudaMemcpyAsync(there, sent, sizeof *sent, cudaMemcpyHostToDevice, cuda->compute);
     if (e == cudaSuccess)
-        e = cudaMemcpyAsync(&cuda->probe[1], there, sizeof cuda->probe[1], cudaMemcpyDeviceToHost, cuda->compute);
+        e = cudaMemsetAsync(there + 1, (int)(sent[0] & 0xff), sizeof *sent, cuda->compute);
     if (e == cudaSuccess)
-        e = cudaEventRecord(done, cuda->compute);
-    int64_t until = clock_now_ns() + PROBE_LIMIT_NS;
-    while (e == cudaSuccess && (e = cudaEventQuery(done)) == cudaErrorNotReady) {
-        (void)cudaGetLastError();
-        if (clock_now_ns() > until)
-            return engine_fail(error, ENGINE_DEVICE_FAILED, "%s: the device does not answer", device->id);
-        usleep(PROBE_POLL_US);
-        e = cudaSuccess;
-    }
+        e = cudaMemcpyAsync(back, there, 2 * sizeof *back, cudaMemcpyDeviceToHost, cuda->compute);
     if (e != cudaSuccess)
         return cuda_fail(cuda, e, "probing the device", error);
-    if (cuda->probe[1] != cuda->probe[0])
-        return engine_fail(error, ENGINE_DEVICE_FAILED, "%s: the device returned %u for %u", device->id, cuda->probe[1], cuda->probe[0]);
-    return ENGINE_OK;
+    enum engine_code code = cuda_await_stream(cuda, cuda->compute, "a probe", error);
+    if (code == ENGINE_OK && (back[0] != sent[0] || back[1] != sent[1]))
+        code = engine_fail(error, ENGINE_DEVICE_FAILED, "%s: the device returned %u and %u for %u and %u", device->id, back[0], back[1],
+                           sent[0], sent[1]);
+    return code;
 }
 
 /* ---- warming ----------------------------------------------------------------------------------------------------- */
@@ -360,6 +432,9 @@ enum engine_code cuda_warm(struct device *device, int32_t layer_index, const str
     int32_t k = limits->max_slots / limits->max_rows, decode = device->kernels->decode_rows;
     if (cuda->eager)
         return ENGINE_OK;
+    cudaError_t e = cudaSetDevice(cuda->number);
+    if (e != cudaSuccess)
+        return cuda_fail(cuda, e, "capturing forwards", error);
     for (int32_t rows = 1, last = 0; rows != last; last = rows, rows = cuda_bucket(rows + 1, limits->max_rows)) {
         int32_t slots = cuda_bucket((int32_t)((int64_t)rows * (k > 0 ? k : 1)), limits->max_slots);
         for (int variant = 0; variant < 4; variant++) {
@@ -372,7 +447,7 @@ enum engine_code cuda_warm(struct device *device, int32_t layer_index, const str
             if ((adapted && !cuda->tables) || cuda_graphs_room(cuda->graphs) == 0)
                 continue;
             cuda_bind_batch(cuda, layer_index, weights, path, adapted, rows, slots, &f);
-            cudaError_t e = cuda_graphs_find(cuda->graphs, device->kernels, layer_index, &f, &exec);
+            e = cuda_graphs_find(cuda->graphs, device->kernels, layer_index, &f, &exec);
             if (e == cudaSuccess)
                 e = cudaGraphUpload(exec, cuda->compute);
             if (e == cudaErrorMemoryAllocation) {
@@ -383,6 +458,5 @@ enum engine_code cuda_warm(struct device *device, int32_t layer_index, const str
                 return cuda_fail(cuda, e, "capturing a forward", error);
         }
     }
-    cudaError_t e = cudaStreamSynchronize(cuda->compute);
-    return e == cudaSuccess ? ENGINE_OK : cuda_fail(cuda, e, "capturing forwards", error);
+    return cuda_await_stream(cuda, cuda->compute, "capturing forwards", error);
 }

@@ -337,8 +337,9 @@ static int main_run(struct main_state *m)
     else if (atomic_load(&m->stop))
         status = EXIT_GOOD;
     atomic_store(&s->stopping, true);
-    if (atomic_load(&s->suspended) > 0) {
-        /* Neither libmicrohttpd nor the engine can be stopped under them. */
+    if (atomic_load(&s->suspended) > 0 || (engine && engine_failed(engine))) {
+        /* Neither libmicrohttpd nor the engine can be stopped under open requests; and what a lost device holds can't be given back: its
+         * driver may wait for it for ever, even in a destructor that the C library calls. */
         listener_unlink_all(&m->listeners);
         _exit(EXIT_BAD);
     }

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU is lost (a preloaded library runs a kernel that traps) while requests run, and while nothing does."""
+"""The GPU is lost while requests run, and while nothing does: a preloaded library runs a kernel that traps, or one that does not end."""
 import http.client
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +21,9 @@ def request(rows=32):
     return tokens(rows=rows, hidden=1024, k=4, experts=16)
 
 
-def await_failure(server):
+def await_failure(server, within=10):
     """Ready turns 503 device_failed while the server still answers; then it leaves with a status that isn't 0."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + within
     while True:
         reply = server.call("GET", "/health/ready")
         if reply.status == 503 and reply.json().get("code") == "device_failed":
@@ -33,7 +34,7 @@ def await_failure(server):
     assert server.wait(30) not in (0, None)
 
 
-def test_lost_under_load():
+def lose_under_load(number, within):
     seen, odd, lock = {}, [], threading.Lock()
     body, headers = harness.forward_body(request(), binary=True, parameters={"layer": 0})
     with Server(*OPTIONS, env={"LD_PRELOAD": os.environ["TRAP"]}) as server:
@@ -57,21 +58,56 @@ def test_lost_under_load():
         for w in workers:
             w.start()
         time.sleep(1)
-        server.signal(signal.SIGUSR1)
-        await_failure(server)
+        server.signal(number)
+        await_failure(server, within)
         for w in workers:
             w.join(20)
             assert not w.is_alive()
+        log = server.log
     print("seen:", seen)
     assert not odd, odd[:3]
     assert seen.get((200, None), 0) > 0 and seen.get((503, "device_failed"), 0) > 0
+    return log
+
+
+def lose_while_idle(number, within):
+    with Server(*OPTIONS, env={"LD_PRELOAD": os.environ["TRAP"]}) as server:
+        assert forward(server, request(), binary=True, parameters={"layer": 0}).status == 200
+        server.signal(number)
+        await_failure(server, within)
+        return server.log
+
+
+def test_lost_under_load():
+    lose_under_load(signal.SIGUSR1, 10)
 
 
 def test_lost_while_idle():
-    with Server(*OPTIONS, env={"LD_PRELOAD": os.environ["TRAP"]}) as server:
+    lose_while_idle(signal.SIGUSR1, 10)
+
+
+# The kernel that keeps the device would end after a minute; nobody waits for it, not even the process's own end.
+def check_left_early(begin, log):
+    assert time.monotonic() - begin < 45
+    assert [line for line in log if line and re.search(r"error the device has failed: cuda:0: the device does not answer: .* has not ended", line)], log
+
+
+def test_hung_under_load():
+    begin = time.monotonic()
+    log = lose_under_load(signal.SIGUSR2, 25)
+    check_left_early(begin, log)
+    assert [line for line in log if line and re.search(r"a batch of \d+ rows of layer index 0, begun 1\d\.\d s ago", line)], log
+
+
+def test_hung_while_idle():
+    begin = time.monotonic()
+    check_left_early(begin, lose_while_idle(signal.SIGUSR2, 25))
+
+
+def test_served_anew():
+    """The device is there again for the next process."""
+    with Server(*OPTIONS) as server:
         assert forward(server, request(), binary=True, parameters={"layer": 0}).status == 200
-        server.signal(signal.SIGUSR1)
-        await_failure(server)
 
 
 if __name__ == "__main__":

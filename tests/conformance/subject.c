@@ -65,6 +65,13 @@ void subject_install(struct subject *s)
     close(root);
 }
 
+/* Elsewhere when the test program was carried to another machine. */
+static const char *fixtures(void)
+{
+    const char *folder = getenv("EXPERTD_FIXTURES");
+    return folder ? folder : FIXTURES;
+}
+
 void subject_open(struct subject *s, const struct subject_options *options)
 {
     const char *backend = options->backend ? options->backend : subject_backend;
@@ -73,7 +80,7 @@ void subject_open(struct subject *s, const struct subject_options *options)
     struct engine_error error = {0};
     memset(s, 0, sizeof *s);
     if (options->fixture)
-        snprintf(s->folder, sizeof s->folder, "%s/%s", FIXTURES, options->fixture);
+        snprintf(s->folder, sizeof s->folder, "%s/%s", fixtures(), options->fixture);
     struct engine_options o = {
         .model = options->fixture ? s->folder : NULL,
         .synthetic = options->synthetic,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The CUDA device itself: memory that runs out and comes back, uploads of every form, tables, and how it ends when a kernel has
- * trapped.
+ * trapped, or (a run of its own, with the argument "hang") when one does not end.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 int trap_device(void); /* trap.cu */
+int spin_device(double seconds);
 
 static struct device *make(void)
 {
@@ -240,8 +241,55 @@ static void a_trapped_kernel_fails_the_device_for_good(void **state)
     subject_close(&s);
 }
 
-int main(void)
+/* Nothing but this runs in its process: no CUDA call can be relied on to return once the device is kept busy. */
+static void a_kernel_that_does_not_end_fails_the_device_for_good(void **state)
 {
+    (void)state;
+    struct subject s;
+    struct call c, behind;
+    struct engine_error error = {0};
+    subject_backend = "cuda";
+    subject_open(&s, &(struct subject_options){.fixture = "olmoe"});
+    call_init(&c, &s, 0, ENGINE_DECODE, DTYPE_BF16, 3, 2, 1);
+    call_init(&behind, &s, 0, ENGINE_DECODE, DTYPE_BF16, 2, 2, 2);
+    call_run(&s, &c);
+    assert_int_equal(spin_device(60), 0);
+    usleep(200000);
+    atomic_store(&c.done, 0);
+    int64_t begin = clock_now_ns();
+    assert_int_equal(engine_submit(s.engine, &c.request, &error), ENGINE_OK);
+    usleep(100000);
+    assert_int_equal(engine_submit(s.engine, &behind.request, &error), ENGINE_OK);
+    while ((!atomic_load(&c.done) || !atomic_load(&behind.done)) && clock_now_ns() - begin < INT64_C(30000000000))
+        usleep(1000);
+    double seconds = (double)(clock_now_ns() - begin) * 1e-9;
+    print_message("noticed after %.3f s\n", seconds);
+    assert_true(atomic_load(&c.done) && atomic_load(&behind.done));
+    assert_true(seconds > 9.9 && seconds < 12);
+    assert_int_equal(c.request.status, ENGINE_DEVICE_FAILED);
+    assert_int_equal(behind.request.status, ENGINE_DEVICE_FAILED);
+    assert_true(engine_failed(s.engine));
+    assert_int_equal(engine_submit(s.engine, &c.request, &error), ENGINE_DEVICE_FAILED);
+    assert_non_null(strstr(error.message, "a batch of 3 rows of layer index 0, begun 10."));
+    struct engine_stats stats;
+    engine_stats_get(s.engine, &stats);
+    begin = clock_now_ns();
+    subject_close(&s);
+    assert_true(clock_now_ns() - begin < INT64_C(2000000000));
+    /* The calls' memory stays: the device may write there yet. */
+}
+
+/* CUDA's own destructors, which exit runs, may wait for the device. */
+static _Noreturn void leave(int status)
+{
+    fflush(stdout);
+    fflush(stderr);
+    _exit(status);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest hang[] = {cmocka_unit_test(a_kernel_that_does_not_end_fails_the_device_for_good)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(devices_that_are_not_there_are_named), cmocka_unit_test(memory_that_runs_out_is_no_failure),
         cmocka_unit_test(uploads_arrive_in_every_form),         cmocka_unit_test(uploads_run_side_by_side),
@@ -251,5 +299,7 @@ int main(void)
         print_message("SKIP: this machine or build has no cuda\n");
         return 77;
     }
+    if (argc > 1 && !strcmp(argv[1], "hang"))
+        leave(cmocka_run_group_tests(hang, NULL, NULL));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

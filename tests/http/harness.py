@@ -20,7 +20,7 @@ import time
 import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FIXTURES = os.path.join(HERE, "..", "fixtures")
+FIXTURES = os.environ.get("EXPERTD_FIXTURES", os.path.join(HERE, "..", "fixtures"))
 EXPERTD = os.environ.get("EXPERTD", os.path.join(HERE, "..", "..", "build", "server", "expertd"))
 SLOW = float(os.environ.get("EXPERTD_TEST_SLOWNESS", "1"))  # more under sanitizers
 SYNTHETIC = ["--synthetic", "E=8,K=2,H=64,I=64,L=1"]

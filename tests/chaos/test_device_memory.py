@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU whose memory is full: installs get 507 and change nothing, everything else serves on; what is removed makes room.
+
+Another process (this one) takes the device's memory, all but a little, by the driver's own calls."""
+import ctypes
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "http"))
+import harness  # noqa: E402
+from harness import Server, check_error, forward, run, tokens  # noqa: E402
+
+FIXTURE, MIB = "qwen3_moe", 1 << 20
+
+
+class Driver:
+    """What is needed of libcuda.so.1, on its first device. `missing` says why it can't be used."""
+
+    def __init__(self):
+        self.missing, self.taken = None, []
+        try:
+            self.library = ctypes.CDLL("libcuda.so.1")
+        except OSError as e:
+            self.missing = str(e)
+            return
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        for name, *arguments in (("cuInit", 0), ("cuDeviceGet", ctypes.byref(device), 0)):
+            error = getattr(self.library, name)(*arguments)
+            if error:
+                self.missing = f"{name} returns {error}"
+                return
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name, *arguments):
+        error = getattr(self.library, name)(*arguments)
+        assert error == 0, f"{name} returns {error}"
+
+    def free_bytes(self):
+        unused, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(unused), ctypes.byref(total))
+        return unused.value
+
+    def take(self, leave):
+        """Takes memory until no more than so many bytes are free, or no piece of 2 MiB is left."""
+        piece = 64 << 30
+        while piece >= 2 * MIB and self.free_bytes() > leave:
+            address = ctypes.c_uint64()
+            if self.free_bytes() - leave >= piece and self.library.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(piece)) == 0:
+                self.taken.append(address)
+            else:
+                piece //= 2
+
+    def give_back(self):
+        while self.taken:
+            self.call("cuMemFree_v2", self.taken.pop())
+
+
+def answer(server, adapter=None, rows=5, k=4):
+    info = server.call("GET", "/moe/model").json()
+    tensors = tokens(rows=rows, hidden=info["hidden_size"], k=k, experts=info["experts"])
+    parameters = {"layer": info["layers"][0], **({"adapter": adapter} if adapter else {})}
+    reply = forward(server, tensors, binary=True, parameters={**parameters, "binary_data_output": True})
+    assert reply.status == 200, reply
+    return reply.body[int(reply.headers["inference-header-content-length"]):]
+
+
+def install(server, name, path, replace=False):
+    return server.call("POST", "/adapters", {"name": name, "path": path, "replace": replace})
+
+
+def names(server):
+    return sorted(a["name"] for a in server.call("GET", "/adapters").json()["adapters"])
+
+
+def test_full():
+    sources = sorted(d for d in os.listdir(harness.fixture(FIXTURE)) if d.startswith("adapter_"))
+    with Server("--device", "cuda", "--max-adapters", "2000", fixture_name=FIXTURE) as server:
+        base = answer(server)
+        driver.take(8 * MIB)
+        try:
+            assert install(server, "kept", sources[0]).status == 201
+            adapted = answer(server, "kept")
+            assert adapted != base
+            installed = []
+            while len(installed) < 1990:
+                reply = install(server, f"filler-{len(installed)}", sources[len(installed) % len(sources)])
+                if reply.status == 507:
+                    break
+                assert reply.status == 201, reply
+                installed.append(f"filler-{len(installed)}")
+            print(f"full after {len(installed)} adapters: {reply.json()['error']}")
+            check_error(reply, 507, "out_of_device_memory", "bytes wanted", "free of")
+            assert len(installed) > 10
+            assert names(server) == sorted(["kept", *installed])
+            assert answer(server) == base and answer(server, "kept") == adapted
+            # The old one stays when there is no room for the new one beside it.
+            check_error(install(server, "kept", sources[1], replace=True), 507, "out_of_device_memory")
+            assert answer(server, "kept") == adapted
+            # Shapes that were never seen need memory for a captured forward; without it they are computed all the same.
+            for rows in (1, 4, 7, 13):
+                assert answer(server, "kept", rows, 3)[:len(base) // 5] == answer(server, "kept", 1, 3)
+            # What is removed makes room for the like of it, and no more than that.
+            for round_ in range(3):
+                gone = installed[round_ * len(sources)]
+                reply = server.call("DELETE", f"/adapters/{gone}?wait=10")
+                assert reply.status == 200, reply
+                reply = install(server, gone, sources[0])
+                assert reply.status == 201, reply
+            assert answer(server) == base and answer(server, "kept") == adapted and answer(server, installed[0]) == adapted
+            assert names(server) == sorted(["kept", *installed])
+        finally:
+            driver.give_back()
+        assert install(server, "late", sources[0]).status == 201
+        assert answer(server, "late") == adapted
+
+
+if __name__ == "__main__":
+    driver = Driver()
+    if driver.missing:
+        print("SKIP:", driver.missing)
+        sys.exit(harness.SKIP)
+    run(globals())

@@ -223,9 +223,26 @@ static bool forward_check_weight(struct http_request *r, const struct proto_tens
     return false;
 }
 
+/* The datatypes that clients use, without a branch for each slot. False: some slot is out of range. */
+static bool forward_copy_plain(const struct forward *f, const struct forward_inputs *in, int32_t experts, int32_t *ids, float *weights)
+{
+    size_t n = (size_t)f->slots;
+    unsigned bad = 0;
+    memcpy(ids, in->expert_ids->data, n * sizeof *ids);
+    memcpy(weights, in->expert_weights->data, n * sizeof *weights);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &weights[i], sizeof bits);
+        bad |= ((uint32_t)ids[i] + 1 > (uint32_t)experts) | ((bits & 0x7f800000) == 0x7f800000);
+    }
+    return !bad;
+}
+
 static bool forward_fill_plain(struct http_request *r, struct forward *f, const struct forward_inputs *in, int32_t experts, int32_t *ids,
                                float *weights)
 {
+    if (in->expert_ids->dtype == DTYPE_INT32 && in->expert_weights->dtype == DTYPE_FP32 && forward_copy_plain(f, in, experts, ids, weights))
+        return true;
     for (size_t i = 0; i < (size_t)f->slots; i++) {
         int64_t id = forward_integer(in->expert_ids, i);
         if (id < -1 || id >= experts) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What builds without CUDA have in place of kernel.c.
+ * What builds without CUDA have in place of kernel.c and limits.c.
  */
 #include "tests/bench/kernel.h"
 
@@ -9,5 +9,11 @@
 int kernel_main(int argc, char **argv)
 {
     fputs("expert-bench kernel: this build has no CUDA back end\n", stderr);
+    return 1;
+}
+
+int limits_main(int argc, char **argv)
+{
+    fputs("expert-bench limits: this build has no CUDA back end\n", stderr);
     return 1;
 }

@@ -50,6 +50,7 @@ struct worker {
     const struct settings *settings;
     pthread_t thread;
     uint64_t seed;
+    bool prepared;
     struct body body[DISTINCT];
     float *latency, *overhead, *compute; /* microseconds, of counted requests */
     size_t count, capacity;
@@ -183,8 +184,10 @@ static bool build_body(const struct settings *s, const struct tensors *t, struct
     return fclose(out) == 0;
 }
 
-static bool prepare(struct worker *w)
+/* On a thread of its own: drawing takes seconds when there is much. */
+static void *prepare(void *arg)
 {
+    struct worker *w = arg;
     const struct settings *s = w->settings;
     size_t slots = (size_t)s->rows * (size_t)s->k;
     struct tensors t = {.hidden = malloc((size_t)s->rows * (size_t)s->hidden * sizeof(float)),
@@ -200,7 +203,8 @@ static bool prepare(struct worker *w)
     free(t.experts);
     free(t.adapters);
     free(t.weights);
-    return ok;
+    w->prepared = ok;
+    return NULL;
 }
 
 static double number_after(const char *json, size_t length, const char *key)
@@ -453,6 +457,15 @@ static void usage(FILE *out)
           out);
 }
 
+/* How many could be started. */
+static int start_all(struct worker *workers, int n, void *(*main)(void *))
+{
+    int started = 0;
+    while (started < n && pthread_create(&workers[started].thread, NULL, main, &workers[started]) == 0)
+        started++;
+    return started;
+}
+
 int load_main(int argc, char **argv)
 {
     struct settings s = {.url = "http://127.0.0.1:8080",
@@ -501,13 +514,17 @@ int load_main(int argc, char **argv)
     if (!ask_server(&s))
         return 1;
     struct worker *workers = calloc((size_t)s.clients, sizeof *workers);
-    int started = 0;
-    for (; workers && started < s.clients; started++) {
-        workers[started].settings = &s;
-        workers[started].seed = (uint64_t)started + 1;
-        if (!prepare(&workers[started]) || pthread_create(&workers[started].thread, NULL, work, &workers[started]))
-            break;
+    for (int i = 0; workers && i < s.clients; i++) {
+        workers[i].settings = &s;
+        workers[i].seed = (uint64_t)i + 1;
     }
+    int started = workers ? start_all(workers, s.clients, prepare) : 0;
+    bool prepared = started == s.clients;
+    for (int i = 0; i < started; i++) {
+        pthread_join(workers[i].thread, NULL);
+        prepared &= workers[i].prepared;
+    }
+    started = prepared ? start_all(workers, s.clients, work) : 0;
     struct timespec rest = {.tv_sec = (time_t)s.warmup, .tv_nsec = (long)((s.warmup - floor(s.warmup)) * 1e9)};
     nanosleep(&rest, NULL);
     double start = now();
@@ -519,7 +536,9 @@ int load_main(int argc, char **argv)
     for (int i = 0; i < started; i++)
         pthread_join(workers[i].thread, NULL);
     int status = started == s.clients ? report(&s, workers, seconds) : 1;
-    for (int i = 0; i < started; i++) {
+    if (started < s.clients)
+        fputs("load: no memory or no threads for so many clients\n", stderr);
+    for (int i = 0; workers && i < s.clients; i++) {
         for (int j = 0; j < DISTINCT; j++) {
             free(workers[i].body[j].data);
             free(workers[i].body[j].expected);

@@ -135,7 +135,7 @@ void figure_csv_head(FILE *csv)
 {
     if (csv)
         fputs("run,code,shape,rows,path,adapters,rank,experts,skew,touched,pairs,floor_us,time_us,least_us,tb_s,tflop_s,error,"
-              "same_bits_as_eager\n",
+              "same_bits_as_eager,ratio\n",
               csv);
 }
 
@@ -147,9 +147,12 @@ void figure_csv(FILE *csv, const struct figure *f)
             f->mix.adapters, f->rank, f->mix.experts, f->mix.skew, f->touched, f->pairs, f->floor_us, f->us, f->least_us,
             f->bytes / f->us * 1e-6, f->flops / f->us * 1e-6);
     if (f->error == f->error)
-        fprintf(csv, "%.3e,%d\n", f->error, f->same);
+        fprintf(csv, "%.3e,%d,", f->error, f->same);
     else
-        fputs(",\n", csv);
+        fputs(",,", csv);
+    if (f->ratio > 0)
+        fprintf(csv, "%.4f", f->ratio);
+    fputc('\n', csv);
     fflush(csv);
 }
 

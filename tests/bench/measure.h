@@ -50,6 +50,7 @@ struct figure {
     double touched, pairs; /* mean over sets */
     double bytes, lora_bytes, flops; /* that no version can do without; bytes has lora_bytes in it */
     double floor_us, us, least_us;
+    double ratio; /* to what it took turns with, round by round; 0: nothing */
     double error; /* NAN: unchecked */
     bool same; /* bits of a captured run are those of an eager one */
 };

@@ -370,8 +370,7 @@ bool blas_run_row(struct blas_run *r, const struct layer *l, int t, uint16_t *ou
             float gate = dtype_bf16_to_f32(row[i]), up = dtype_bf16_to_f32(row[inter + i]);
             row[i] = dtype_f32_to_bf16(gate / (1 + expf(-gate)) * up);
         }
-        if (e == cudaSuccess)
-            e = cudaMemcpy(p->h + at[s] * inter, row, inter * 2, cudaMemcpyHostToDevice);
+        device_write(p->h + at[s] * inter, row, inter * 2);
     }
     if (status == CUBLAS_STATUS_SUCCESS)
         status = launch_product(r, p, DOWN);
@@ -469,8 +468,8 @@ double blas_dense_rate(struct blas *b, int n)
         seed = seed * 6364136223846793005u + 1442695040888963407u;
         piece[i] = dtype_f32_to_bf16(((float)(seed >> 40) * 0x1p-24f - 0.5f) * 0.1f);
     }
-    cuda_check(cudaMemcpy(m, piece, bytes, cudaMemcpyHostToDevice), "upload");
-    cuda_check(cudaMemcpy(m + bytes, piece, bytes, cudaMemcpyHostToDevice), "upload");
+    device_write(m, piece, bytes);
+    device_write(m + bytes, piece, bytes);
     double total = 0;
     bool good = true;
     for (int i = 0; i < WARM + ROUNDS && good; i++) {

@@ -63,10 +63,17 @@ void *device_alloc(size_t bytes)
     return p;
 }
 
+/* A copy from ordinary memory may return when it has been staged, and streams of ours don't wait for it. */
+void device_write(void *to, const void *src, size_t bytes)
+{
+    cuda_check(cudaMemcpy(to, src, bytes, cudaMemcpyHostToDevice), "upload");
+    cuda_check(cudaDeviceSynchronize(), "upload");
+}
+
 void *device_copy(const void *src, size_t bytes)
 {
     void *p = device_alloc(bytes);
-    cuda_check(cudaMemcpy(p, src, bytes, cudaMemcpyHostToDevice), "upload");
+    device_write(p, src, bytes);
     return p;
 }
 
@@ -179,6 +186,7 @@ void layer_load(struct layer *l, const struct shape *shape, int most_rows)
     l->gate_up = device_alloc((size_t)shape->experts * l->table->gate_up_bytes(&l->dims));
     l->down = device_alloc((size_t)shape->experts * l->table->down_bytes(&l->dims));
     kernels_cpu_parallel(l->pool, shape->experts, load_expert, l);
+    cuda_check(cudaDeviceSynchronize(), "upload");
     l->forward = bind(l, 0, &l->scratch);
 }
 
@@ -323,7 +331,7 @@ void set_make(const struct layer *l, struct set *set, const struct mix *mix, int
     set->weight = host_alloc((size_t)slots * 4);
     struct drawing d = {.l = l, .set = set, .values = host_alloc(bytes), .slot_row = host_alloc((size_t)slots * 4), .index = index};
     kernels_cpu_parallel(l->pool, rows, draw_row, &d);
-    cuda_check(cudaMemcpy(set->hidden, d.values, bytes, cudaMemcpyHostToDevice), "upload");
+    device_write(set->hidden, d.values, bytes);
     count_touched(l, set);
     set->batch = (struct kernel_batch){.rows = rows,
                                        .slots = slots,

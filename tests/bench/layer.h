@@ -79,6 +79,7 @@ void cuda_check(cudaError_t e, const char *what);
 void status_check(enum kernel_status s, const char *what);
 void *host_alloc(size_t bytes);
 void *device_alloc(size_t bytes);
+void device_write(void *to, const void *src, size_t bytes); /* it is there when this returns */
 void *device_copy(const void *src, size_t bytes);
 
 #endif

@@ -15,6 +15,7 @@
 
 #define MOST_LIST 32
 #define ORACLE_ROWS 4
+#define ORACLE_FAR 8e-3 /* cuBLAS rounds gate and up to bf16, which alone is about 5e-3 of the result; the reference keeps fp32 */
 #define MOST_CONTENDERS 16
 
 struct settings {
@@ -164,7 +165,7 @@ static void finish_baseline(const struct settings *s, const struct layer *l, enu
     printf("            cublas %-8s gate_up %7.1f + down %7.1f = %7.1f us (%s), %.2f times our whole forward, %.1f TFLOP/s",
            blas_kind_name(kind), base->gate_up->us, base->both->us - base->gate_up->us, base->both->us,
            base->both->exec ? "captured" : "launched", base->both->us / ours, f.flops / f.us * 1e-6);
-    const bool good = base->from_reference < 5e-3 && base->from_ours < 7e-3;
+    const bool good = base->from_reference < ORACLE_FAR && base->from_ours < ORACLE_FAR;
     if (s->check)
         printf(", error %.1e, ours from it %.1e %s", base->from_reference, base->from_ours, good ? "ok" : "WRONG");
     wrong += s->check && !good;

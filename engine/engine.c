@@ -4,6 +4,7 @@
  */
 #include "engine/engine.h"
 #include "engine/adapter.h"
+#include "engine/clock.h"
 #include "engine/device.h"
 #include "engine/internal.h"
 #include "engine/model.h"
@@ -178,14 +179,18 @@ static enum engine_code build(struct engine *engine, const struct engine_options
     struct device_limits limits = {.dims = model->dims, .adapters = o->max_adapters, .layers = model->layers};
     engine_batch_bounds(device, &model->dims, model->experts, model->top_k, o->max_batch_rows, o->max_adapters, &limits.max_rows,
                         &limits.max_slots);
+    const int64_t begin = clock_now_ns();
     code = device->ops->prepare(device, &limits, error);
     if (code != ENGINE_OK)
         return code;
+    const int64_t prepared = clock_now_ns();
     for (int32_t i = 0; device->ops->warm && i < model->layers; i++) {
         code = device->ops->warm(device, i, &model->layer[i].weights, error);
         if (code != ENGINE_OK)
             return code;
     }
+    engine_log(engine, "debug", "batches: scratch and tables in %.3f s, first forwards in %.3f s", (double)(prepared - begin) * 1e-9,
+               (double)(clock_now_ns() - prepared) * 1e-9);
     fill_info(engine, o, limits.max_rows);
 
     engine->staging = staging_create(device, o->max_inflight_bytes, device->direct_memory ? HOST_KEEP_BYTES : o->max_inflight_bytes);

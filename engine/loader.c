@@ -7,6 +7,7 @@
  * is then uploaded. Rows of transposed tensors are columns of the file: such a unit reads a strip of columns, so the whole
  * matrix is asked for ahead, and the strips find it in the page cache.
  */
+#include "engine/clock.h"
 #include "engine/convert.h"
 #include "engine/plan.h"
 
@@ -15,9 +16,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#define CHUNK_BYTES ((size_t)4 << 20)
+#define CHUNK_BYTES ((size_t)1 << 20) /* a core's cache has room for it as read and as packed */
 #define STRIP_BYTES ((size_t)8 << 20) /* wider strips make longer reads */
 #define ALIGN_BYTES 64
 #define PROGRESS_NS 100000000
@@ -55,6 +55,7 @@ struct loader {
     pthread_mutex_t lock; /* error, reported */
     struct engine_error error;
     int64_t reported_ns;
+    _Atomic int64_t read_ns, upload_ns, busy_ns; /* of all threads */
 };
 
 /* One thread's buffers. */
@@ -63,14 +64,8 @@ struct worker {
     void *raw; /* as in the file */
     uint16_t *op; /* converted, rows contiguous */
     void *staging; /* packed, for devices that we can't write to */
+    int64_t read_ns, upload_ns;
 };
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* ---- cutting ----------------------------------------------------------------------------------------------- */
 
@@ -239,7 +234,7 @@ static void report_progress(struct loader *l, int64_t bytes, bool always)
         return;
     if (always)
         pthread_mutex_lock(&l->lock);
-    int64_t now = now_ns();
+    int64_t now = clock_now_ns();
     if (always || now - l->reported_ns >= PROGRESS_NS) {
         l->reported_ns = now;
         l->options->progress(l->options->progress_arg, done, l->total);
@@ -248,7 +243,7 @@ static void report_progress(struct loader *l, int64_t bytes, bool always)
 }
 
 /* Packs rows into the expert's block, through staging where the device can't be written to. */
-static enum engine_code place_rows(const struct worker *w, const struct unit *u, enum kernel_projection p, const void *rows,
+static enum engine_code place_rows(struct worker *w, const struct unit *u, enum kernel_projection p, const void *rows,
                                    struct engine_error *error)
 {
     const struct loader *l = w->loader;
@@ -264,7 +259,10 @@ static enum engine_code place_rows(const struct worker *w, const struct unit *u,
         return ENGINE_OK;
     }
     l->kernels->pack(d, p, u->row0, u->rows, rows, stride, w->staging, span.width);
-    return l->device->ops->upload(l->device, at, span.pitch, w->staging, span.width, span.width, span.count, error);
+    const int64_t begin = clock_now_ns();
+    enum engine_code code = l->device->ops->upload(l->device, at, span.pitch, w->staging, span.width, span.width, span.count, error);
+    w->upload_ns += clock_now_ns() - begin;
+    return code;
 }
 
 static enum engine_code too_large(const struct plan_source *s, struct engine_error *error)
@@ -296,7 +294,7 @@ static void prefetch_unit(const struct loader *l, size_t index)
     safetensors_prefetch(s->file, s->tensor, offset, (int64_t)bytes);
 }
 
-static enum engine_code load_rows(const struct worker *w, const struct unit *u, struct engine_error *error)
+static enum engine_code load_rows(struct worker *w, const struct unit *u, struct engine_error *error)
 {
     const struct loader *l = w->loader;
     const struct kernel_dims *d = &l->model->dims;
@@ -304,7 +302,9 @@ static enum engine_code load_rows(const struct worker *w, const struct unit *u, 
     size_t bytes;
     int64_t offset = rows_offset(l, u, s, &bytes);
     const size_t n = bytes / dtype_size(s->dtype);
+    const int64_t begin = clock_now_ns();
     enum engine_code code = safetensors_read(s->file, s->tensor, offset, w->raw, bytes, error);
+    w->read_ns += clock_now_ns() - begin;
     if (code)
         return code;
     struct convert_tally t = {0};
@@ -319,7 +319,7 @@ static enum engine_code load_rows(const struct worker *w, const struct unit *u, 
     return t.overflow ? too_large(s, error) : place_rows(w, u, u->projection, rows, error);
 }
 
-static enum engine_code load_strip(const struct worker *w, const struct unit *u, struct engine_error *error)
+static enum engine_code load_strip(struct worker *w, const struct unit *u, struct engine_error *error)
 {
     const struct loader *l = w->loader;
     const struct kernel_dims *d = &l->model->dims;
@@ -330,12 +330,14 @@ static enum engine_code load_strip(const struct worker *w, const struct unit *u,
     const int64_t column = (int64_t)u->row0 * (int64_t)parts + (u->projection == KERNEL_UP ? d->inter : 0);
     if (!u->row0) /* the first strip asks for the whole matrix, in order */
         safetensors_prefetch(s->file, s->tensor, expert * (int64_t)size, (int64_t)in * line * (int64_t)size);
+    const int64_t begin = clock_now_ns();
     for (size_t r = 0; r < in; r++) {
         enum engine_code code = safetensors_read(s->file, s->tensor, (expert + (int64_t)r * line + column) * (int64_t)size,
                                                  (char *)w->raw + r * strip * size, strip * size, error);
         if (code)
             return code;
     }
+    w->read_ns += clock_now_ns() - begin;
     struct convert_tally t = {0};
     for (size_t part = 0; part < parts; part++)
         transpose(w->op + part * out, d->op, w->raw, s->dtype, in, (size_t)u->rows, strip, parts, part, &t);
@@ -357,7 +359,7 @@ static enum engine_code place_floats(const struct loader *l, const float *dst, c
     return ENGINE_OK;
 }
 
-static enum engine_code load_bias(const struct worker *w, const struct unit *u, struct engine_error *error)
+static enum engine_code load_bias(struct worker *w, const struct unit *u, struct engine_error *error)
 {
     const struct loader *l = w->loader;
     const struct kernel_dims *d = &l->model->dims;
@@ -389,7 +391,7 @@ static enum engine_code load_bias(const struct worker *w, const struct unit *u, 
     return code ? code : place_floats(l, weights->down_bias + e * hidden, down, hidden, error);
 }
 
-static enum engine_code make_rows(const struct worker *w, const struct unit *u, struct engine_error *error)
+static enum engine_code make_rows(struct worker *w, const struct unit *u, struct engine_error *error)
 {
     const struct loader *l = w->loader;
     const struct model *m = l->model;
@@ -411,7 +413,7 @@ static int64_t unit_bytes(const struct loader *l, const struct unit *u)
            (u->kind == UNIT_PAIR ? 2 : 1);
 }
 
-static enum engine_code run_unit(const struct worker *w, const struct unit *u, struct engine_error *error)
+static enum engine_code run_unit(struct worker *w, const struct unit *u, struct engine_error *error)
 {
     switch ((enum unit_kind)u->kind) {
     case UNIT_ROWS: return load_rows(w, u, error);
@@ -443,6 +445,7 @@ static void run_worker(void *arg, int index)
     struct loader *l = arg;
     struct worker w = {.loader = l};
     struct engine_error error;
+    const int64_t begin = clock_now_ns();
     if (!take_buffers(&w, &error))
         give_up(l, &error);
     for (size_t i; !atomic_load(&l->stop) && (i = atomic_fetch_add(&l->next, 1)) < l->units;) {
@@ -457,6 +460,9 @@ static void run_worker(void *arg, int index)
         else
             report_progress(l, unit_bytes(l, &l->unit[i]), false);
     }
+    l->read_ns += w.read_ns;
+    l->upload_ns += w.upload_ns;
+    l->busy_ns += clock_now_ns() - begin;
     free(w.raw);
     free(w.op);
     if (w.staging)
@@ -485,6 +491,19 @@ static void warn_non_finite(const struct loader *l)
     }
 }
 
+static void log_times(const struct loader *l, int64_t whole_ns)
+{
+    if (!l->options->log)
+        return;
+    const double s = 1e-9, each = s / (double)l->threads;
+    char line[240];
+    snprintf(line, sizeof line,
+             "weights: %.2f GB in %.3f s, %.2f GB/s; of %zu threads each was busy for %.3f s, read for %.3f and uploaded for %.3f",
+             (double)l->total * 1e-9, (double)whole_ns * s, (double)l->total / (double)whole_ns, l->threads, (double)l->busy_ns * each,
+             (double)l->read_ns * each, (double)l->upload_ns * each);
+    l->options->log(l->options->log_arg, "debug", line);
+}
+
 enum engine_code loader_run(struct device *device, struct model *model, struct plan *plan, const struct engine_options *options,
                             const atomic_bool *cancel, struct engine_error *error)
 {
@@ -502,6 +521,7 @@ enum engine_code loader_run(struct device *device, struct model *model, struct p
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for the list of %zu pieces to load", l.units);
     }
     l.threads = (size_t)kernels_cpu_stream_threads(device->host_pool);
+    const int64_t begin = clock_now_ns();
     kernels_cpu_parallel(device->host_pool, (int)l.threads, run_worker, &l);
     free(l.unit);
     if (atomic_load(&l.stop)) {
@@ -511,5 +531,6 @@ enum engine_code loader_run(struct device *device, struct model *model, struct p
     }
     report_progress(&l, 0, true);
     warn_non_finite(&l);
+    log_times(&l, clock_now_ns() - begin);
     return ENGINE_OK;
 }

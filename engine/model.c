@@ -2,6 +2,7 @@
  *
  * Makes and destroys models: plan, budget, device memory, loading. The weights of a layer are one piece of device memory.
  */
+#include "engine/clock.h"
 #include "engine/internal.h"
 #include "engine/plan.h"
 
@@ -151,13 +152,21 @@ enum engine_code model_load(struct device *device, const struct engine_options *
     struct model *model = calloc(1, sizeof *model);
     if (!model)
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for a model");
+    const int64_t begin = clock_now_ns();
     enum engine_code code = plan_read(device->kernels, options, &faults, model, &plan);
+    const int64_t planned = clock_now_ns();
     if (code)
         code = faults_finish(&faults, error);
     else
         code = budget(device->kernels, model, &plan, left_for_weights(device, model, options), error);
     if (!code)
         code = allocate(device, model, &plan, error);
+    if (!code && options->log) {
+        char line[120];
+        snprintf(line, sizeof line, "model: names in %.3f s, device memory in %.3f s", (double)(planned - begin) * 1e-9,
+                 (double)(clock_now_ns() - planned) * 1e-9);
+        options->log(options->log_arg, "debug", line);
+    }
     if (!code)
         code = loader_run(device, model, &plan, options, cancel, error);
     plan_finish(&plan);

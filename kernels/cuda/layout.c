@@ -58,6 +58,12 @@ void cuda_span(const struct kernel_dims *d, enum kernel_projection p, int32_t ro
 static void pack_row(unsigned char *dst, const unsigned char *src, size_t k, size_t width, size_t r)
 {
     size_t begin = k * ROW_BYTES, have = !src || begin >= width * 2 ? 0 : width * 2 - begin;
+    if (have >= ROW_BYTES) { /* nearly all rows, at the speed of copying */
+        const size_t swizzle = (r & 7) * CHUNK;
+        for (size_t c = 0; c < ROW_BYTES; c += CHUNK)
+            memcpy(dst + (c ^ swizzle), src + begin + c, CHUNK);
+        return;
+    }
     for (size_t c = 0; c < ROW_BYTES / CHUNK; c++) {
         unsigned char *to = dst + (c ^ (r & 7)) * CHUNK;
         size_t bytes = have <= c * CHUNK ? 0 : have - c * CHUNK;

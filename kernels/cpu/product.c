@@ -28,16 +28,18 @@ struct product_job {
 /* One row's 32 sums of one block and where they belong. */
 struct output {
     int32_t position, expert, slot, block;
-    const struct kernel_lora_entry *first, *second; /* of the two halves */
 };
 
-static void add_delta(enum dtype op, const struct kernel_lora_entry *e, int32_t half, const void *s, vf sum[SUBS])
+/* Adds an adapter's delta to one half of the sums of rows that share it; `s` is the first one's. */
+static void add_delta(const struct kernel_forward *f, const struct kernel_lora_entry *e, int32_t half, const uint16_t *s, int rows,
+                      float *sums)
 {
     const uint16_t *b = (const uint16_t *)(uintptr_t)e->b + (size_t)half * LAYOUT_HALF * (size_t)e->rank;
-    if (op == DTYPE_FP16)
-        expand_half(true, b, s, e->rank, sum);
-    else
-        expand_half(false, b, s, e->rank, sum);
+    const size_t stride = (size_t)f->lora.max_rank;
+    for (int r = 0; r < rows; r += EXPAND_ROWS) {
+        const int n = rows - r < EXPAND_ROWS ? rows - r : EXPAND_ROWS;
+        (f->dims.op == DTYPE_FP16 ? expand_fp16 : expand_bf16)(n, b, s + (size_t)r * stride, stride, e->rank, sums + r * LAYOUT_BLOCK);
+    }
 }
 
 static const uint16_t *s_at(const struct kernel_forward *f, const void *s, int32_t position)
@@ -57,10 +59,6 @@ static void finish_gate_up(const struct kernel_forward *f, const struct output *
         gate[i] = vf_load(sums + i * VL);
         up[i] = vf_load(sums + LAYOUT_HALF + i * VL);
     }
-    if (o->first)
-        add_delta(f->dims.op, o->first, o->block, s_at(f, f->s_gate, o->position), gate);
-    if (o->second)
-        add_delta(f->dims.op, o->second, o->block, s_at(f, f->s_up, o->position), up);
     for (int i = 0; i < SUBS; i++) {
         if (w->gate_bias)
             gate[i] += vf_load(w->gate_bias + bias + i * VL);
@@ -86,8 +84,6 @@ static void finish_down(const struct kernel_forward *f, const struct output *o, 
         vf sum[SUBS];
         for (int i = 0; i < SUBS; i++)
             sum[i] = vf_load(sums + half * LAYOUT_HALF + i * VL);
-        if (o->first)
-            add_delta(f->dims.op, o->first, 2 * o->block + half, s_at(f, f->s_down, o->position), sum);
         for (int i = 0; i < SUBS; i++) {
             size_t c = (size_t)(half * LAYOUT_HALF + i * VL);
             if (f->weights.down_bias)
@@ -106,29 +102,43 @@ static void fetch_next(const struct kernel_lora_entry *e, int32_t half, int32_t 
         __builtin_prefetch(b + at);
 }
 
-static void finish_rows(const struct product_job *job, int32_t expert, int32_t first, int rows, int32_t block, const float *sums)
+/* Adds the deltas of rows of one segment. */
+static void adapt_rows(const struct product_job *job, int32_t expert, int32_t adapter, int32_t first, int rows, int32_t block, float *sums)
 {
     const struct kernel_forward *f = job->f;
-    struct output o = {.expert = expert, .block = block};
-    int32_t last = -1;
+    const bool more = block + 1 < job->blocks;
+    if (job->down) {
+        const struct kernel_lora_entry *e = lora_find(f, expert, adapter, KERNEL_DOWN);
+        if (e && more)
+            fetch_next(e, 2 * block + 2, 2);
+        for (int half = 0; e && half < 2; half++)
+            add_delta(f, e, 2 * block + half, s_at(f, f->s_down, first), rows, sums + half * LAYOUT_HALF);
+        return;
+    }
+    const struct kernel_lora_entry *gate = lora_find(f, expert, adapter, KERNEL_GATE), *up = lora_find(f, expert, adapter, KERNEL_UP);
+    if (gate && more)
+        fetch_next(gate, block + 1, 1);
+    if (up && more)
+        fetch_next(up, block + 1, 1);
+    if (gate)
+        add_delta(f, gate, block, s_at(f, f->s_gate, first), rows, sums);
+    if (up)
+        add_delta(f, up, block, s_at(f, f->s_up, first), rows, sums + LAYOUT_HALF);
+}
+
+static void finish_rows(const struct product_job *job, int32_t expert, int32_t first, int rows, int32_t block, float *sums)
+{
+    const struct kernel_forward *f = job->f;
+    for (int begin = 0, end; f->lora.entry && begin < rows; begin = end) {
+        const int32_t adapter = adapter_at(f, first + begin);
+        for (end = begin + 1; end < rows && adapter_at(f, first + end) == adapter;)
+            end++;
+        if (adapter >= 0)
+            adapt_rows(job, expert, adapter, first + begin, end - begin, block, sums + begin * LAYOUT_BLOCK);
+    }
     for (int r = 0; r < rows; r++) {
-        int32_t adapter = f->lora.entry ? adapter_at(f, first + r) : -1;
-        o.position = first + r;
-        o.slot = f->routing.order[o.position];
-        if (adapter != last) {
-            last = adapter;
-            o.first = lora_find(f, expert, adapter, job->down ? KERNEL_DOWN : KERNEL_GATE);
-            o.second = job->down ? NULL : lora_find(f, expert, adapter, KERNEL_UP);
-            bool more = block + 1 < job->blocks;
-            if (o.first && more)
-                fetch_next(o.first, job->down ? 2 * block + 2 : block + 1, job->down ? 2 : 1);
-            if (o.second && more)
-                fetch_next(o.second, block + 1, 1);
-        }
-        if (job->down)
-            finish_down(f, &o, sums + r * LAYOUT_BLOCK);
-        else
-            finish_gate_up(f, &o, sums + r * LAYOUT_BLOCK);
+        const struct output o = {.position = first + r, .expert = expert, .slot = f->routing.order[first + r], .block = block};
+        (job->down ? finish_down : finish_gate_up)(f, &o, sums + r * LAYOUT_BLOCK);
     }
 }
 

@@ -214,33 +214,77 @@ static inline void product_tile(enum product_mode mode, int rows, const void *pa
     (mode == PRODUCT_FP16_FMA ? product_fp16_fma : product_bf16_fma)(rows, panel, w, width, out);
 }
 
-/* Adds an adapter's B s to 16 sums; `b` is one half of B (see layout.h). Summed apart, then added once. */
-ALWAYS_INLINE void expand_half(const bool fp16, const uint16_t *b, const uint16_t *s, int32_t rank, vf sum[SUBS])
+/* Rows that share an adapter, at once: one row's sums wait for each other, several rows' don't, and they share the loads of B. */
+#define EXPAND_ROWS (8 / SUBS)
+
+/* Adds an adapter's B s to 16 sums of each row; `b` is one half of B (see layout.h). Summed apart, then added once. Rows of s are
+ * `stride` elements apart, those of sums a block. */
+ALWAYS_INLINE void expand_half(const int rows, const bool fp16, const uint16_t *b, const uint16_t *s, size_t stride, int32_t rank,
+                               float *sums)
 {
-    vf delta[SUBS];
+    vf delta[EXPAND_ROWS][SUBS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-    for (int i = 0; i < SUBS; i++)
-        delta[i] = vf_set(0);
+        for (int i = 0; i < SUBS; i++)
+            delta[r][i] = vf_set(0);
     for (int32_t k = 0; k < rank; k += 2, b += 2 * LAYOUT_HALF) {
 #if DOT_PAIRS
         if (!fp16) {
-            int32_t pair;
-            memcpy(&pair, s + k, 4);
-            delta[0] = _mm512_dpbf16_ps(delta[0], (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_loadu_si512(b));
+            const __m512bh line = (__m512bh)_mm512_loadu_si512(b);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                int32_t pair;
+                memcpy(&pair, s + (size_t)r * stride + k, 4);
+                delta[r][0] = _mm512_dpbf16_ps(delta[r][0], (__m512bh)_mm512_set1_epi32(pair), line);
+            }
             continue;
         }
 #endif
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
-            vf x = vf_set(fp16 ? dtype_fp16_to_f32(s[k + i]) : dtype_bf16_to_f32(s[k + i]));
+            vf line[SUBS];
 #pragma GCC unroll 4
             for (int j = 0; j < SUBS; j++)
-                delta[j] = vf_fma(x, line_input(fp16, b, i, j), delta[j]);
+                line[j] = line_input(fp16, b, i, j);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                const uint16_t v = s[(size_t)r * stride + k + i];
+                vf x = vf_set(fp16 ? dtype_fp16_to_f32(v) : dtype_bf16_to_f32(v));
+#pragma GCC unroll 4
+                for (int j = 0; j < SUBS; j++)
+                    delta[r][j] = vf_fma(x, line[j], delta[r][j]);
+            }
         }
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-    for (int i = 0; i < SUBS; i++)
-        sum[i] += delta[i];
+        for (int i = 0; i < SUBS; i++) {
+            float *to = sums + r * LAYOUT_BLOCK + i * VL;
+            vf_store(to, vf_load(to) + delta[r][i]);
+        }
 }
+
+#define EXPAND_CASE(n)                                                                                                                     \
+    case n:                                                                                                                                \
+        expand_half(n <= EXPAND_ROWS ? n : 1, EXPAND_FP16, b, s, stride, rank, sums);                                                      \
+        return;
+
+#define EXPAND_FUNCTION(name)                                                                                                              \
+    static void name(int rows, const uint16_t *b, const uint16_t *s, size_t stride, int32_t rank, float *sums)                             \
+    {                                                                                                                                      \
+        switch (rows) {                                                                                                                    \
+            EXPAND_CASE(1)                                                                                                                 \
+            EXPAND_CASE(2) EXPAND_CASE(3) EXPAND_CASE(4) EXPAND_CASE(5) EXPAND_CASE(6) EXPAND_CASE(7) EXPAND_CASE(8)                       \
+        }                                                                                                                                  \
+    }
+
+#define EXPAND_FP16 false
+EXPAND_FUNCTION(expand_bf16)
+#undef EXPAND_FP16
+#define EXPAND_FP16 true
+EXPAND_FUNCTION(expand_fp16)
+#undef EXPAND_FP16
 
 #endif

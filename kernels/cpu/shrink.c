@@ -36,23 +36,26 @@ ALWAYS_INLINE vf dot_step(const bool fp16, vf sum, const uint16_t *a, const uint
 ALWAYS_INLINE void shrink_group(const int positions, const bool fp16, const uint16_t *a, size_t width, const uint16_t *const *v,
                                 float scale, uint16_t *const *s)
 {
-    vf sum[RANKS][POSITIONS];
+    vf sum[POSITIONS][RANKS];
 #pragma GCC unroll 4
     for (int r = 0; r < RANKS; r++)
 #pragma GCC unroll 4
         for (int p = 0; p < positions; p++)
-            sum[r][p] = vf_set(0);
+            sum[p][r] = vf_set(0);
     for (size_t k = 0; k < width; k += 2 * VL)
 #pragma GCC unroll 4
         for (int r = 0; r < RANKS; r++)
 #pragma GCC unroll 4
             for (int p = 0; p < positions; p++)
-                sum[r][p] = dot_step(fp16, sum[r][p], a + r * width + k, v[p] + k);
+                sum[p][r] = dot_step(fp16, sum[p][r], a + r * width + k, v[p] + k);
 #pragma GCC unroll 4
-    for (int p = 0; p < positions; p++)
+    for (int p = 0; p < positions; p++) {
+        float whole[RANKS];
+        vf_sum4(sum[p], whole);
 #pragma GCC unroll 4
         for (int r = 0; r < RANKS; r++)
-            dtype_store_f32(s[p] + r, fp16 ? DTYPE_FP16 : DTYPE_BF16, scale * vf_sum(sum[r][p]));
+            dtype_store_f32(s[p] + r, fp16 ? DTYPE_FP16 : DTYPE_BF16, scale * whole[r]);
+    }
 }
 
 static void shrink_bf16(int positions, const uint16_t *a, size_t width, const uint16_t *const *v, float scale, uint16_t *const *s)

@@ -95,6 +95,31 @@ ALWAYS_INLINE float vf_sum(vf v)
     return lane[0];
 }
 
+/* The sums over lanes of four vectors, in the order of vf_sum. */
+ALWAYS_INLINE void vf_sum4(const vf *v, float *out)
+{
+#if defined(FAMILY_AVX512)
+    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
+    __m512 s = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd)); /* four lanes of each */
+    s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4e));
+    s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xb1));
+    for (int i = 0; i < 4; i++)
+        out[i] = s[4 * i];
+#elif defined(FAMILY_AVX2)
+    for (int i = 0; i < 4; i += 2) {
+        __m256 s = _mm256_add_ps(_mm256_permute2f128_ps(v[i], v[i + 1], 0x20), _mm256_permute2f128_ps(v[i], v[i + 1], 0x31));
+        s = _mm256_add_ps(s, _mm256_permute_ps(s, 0x4e));
+        s = _mm256_add_ps(s, _mm256_permute_ps(s, 0xb1));
+        out[i] = s[0];
+        out[i + 1] = s[4];
+    }
+#else
+    for (int i = 0; i < 4; i++)
+        out[i] = vf_sum(v[i]);
+#endif
+}
+
 /* VL consecutive fp16 elements, widened. */
 ALWAYS_INLINE vf vf_load_fp16(const void *p)
 {

@@ -24,6 +24,7 @@ enum {
     MAX_DEPTH = 8,
     WORTHWHILE = 16, /* see choose_key */
     IDLE_NS = 1000000000, /* between two canaries */
+    AWAKE_NS = 200000, /* after work, before the engine thread sleeps; see stay_awake */
     SWEEP_NS = 1000000, /* at least so long between two sweeps, each of which walks the whole queue */
 };
 
@@ -301,6 +302,14 @@ static void probe(struct scheduler *s)
         s->options.on_idle(s->options.on_idle_arg);
 }
 
+/* A client that is answered often comes again at once, and waking a thread that sleeps takes longer than preparing a small batch. So the
+ * thread looks out for a moment, where the device doesn't compute on this processor. */
+static void stay_awake(const struct scheduler *s, unsigned seen, int64_t until_ns)
+{
+    while (atomic_load(&s->arrivals) == seen && clock_now_ns() < until_ns)
+        sched_yield();
+}
+
 static void *engine_main(void *arg)
 {
     struct scheduler *s = arg;
@@ -339,7 +348,12 @@ static void *engine_main(void *arg)
             pthread_mutex_unlock(&s->lock);
             return NULL;
         } else {
-            int64_t probe_ns = quiet_since + IDLE_NS;
+            int64_t probe_ns = quiet_since + IDLE_NS, awake_ns = s->options.device->ops->ready ? quiet_since + AWAKE_NS : now;
+            if (now < awake_ns && now < wake) {
+                pthread_mutex_unlock(&s->lock);
+                stay_awake(s, seen, awake_ns < wake ? awake_ns : wake);
+                continue;
+            }
             if (now < probe_ns) {
                 struct timespec t = clock_timespec(wake < probe_ns ? wake : probe_ns);
                 pthread_cond_timedwait(&s->work, &s->lock, &t);

@@ -339,7 +339,8 @@ __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_
     int *offset = (int *)(shared + RING_BYTES), *first = offset + experts + 1;
     ring_init(bars);
     launch_begin();
-    int chunks = chunks_scan(offset, first, f.routing.expert_offset, experts, DECODE_CHUNK);
+    offsets_fill(offset, f, true);
+    int chunks = chunks_scan(offset, first, experts, DECODE_CHUNK);
 
     struct decode_block b;
     b.offset = offset;

@@ -117,13 +117,42 @@ __device__ __forceinline__ uint4 shared_load_16(uint32_t address)
 /* ---- overlapping launches ------------------------------------------------------------------------------ */
 
 /* Code for sm_90a alone waits for what it depends on and lets what depends on it begin; portable code is built without either,
- * so its launches never ask for overlap. Every kernel calls this before it touches memory: what earlier kernels wrote is then complete. */
-__device__ __forceinline__ void launch_begin()
+ * so its launches never ask for overlap.
+ *
+ * A launch begins when every block of the one before has called launch_release or has ended; launch_wait returns when the one before
+ * is complete and its writes can be seen. The rules:
+ *  - every kernel calls launch_wait before its first write to global memory, and before it ends if it writes none. So launches
+ *    complete in order, and a buffer is written when all who read or wrote it before are done.
+ *  - every kernel but route's small one calls launch_release after its own launch_wait. So when launch n begins, launch n - 2 and all
+ *    before it are complete, and n may read what they wrote before its own launch_wait; what n - 1 writes needs it.
+ *  - a batch's arrays, weights and adapters are written by copies, on which launches depend in full: they may always be read.
+ * What is read before launch_wait, other than these three, is read past the first-level cache (__ldcg) or after launch_acquire. */
+__device__ __forceinline__ void launch_wait()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void launch_release()
+{
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+__device__ __forceinline__ void launch_acquire()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
+
+/* For kernels that have nothing to do before. */
+__device__ __forceinline__ void launch_begin()
+{
+    launch_wait();
+    launch_release();
 }
 
 template <typename... P, typename... A>
@@ -162,15 +191,54 @@ __device__ __forceinline__ size_t group_offset(int group, int blocks)
     return ((size_t)(group / CUDA_STRIP_GROUPS) * blocks * CUDA_STRIP_GROUPS + group % CUDA_STRIP_GROUPS) * CUDA_BLOCK_BYTES;
 }
 
+/* ---- offsets of experts -------------------------------------------------------------------------------- */
+
+/* Fills offset[0..experts], the first position of each expert, before launch_wait; for all threads of a block, ends with a barrier.
+ * `complete`: the launch that wrote routing's is two back or more. In gate_up without adapters it is the one before, up to
+ * CUDA_ROUTE_SMALL slots: then the block counts for itself. Above, routing's last launch has waited for the one that wrote them. */
+__device__ __forceinline__ void offsets_fill(int *offset, const struct kernel_forward &f, bool complete)
+{
+    const int experts = f.dims.experts, slots = f.batch.slots;
+    if (complete || slots > CUDA_ROUTE_SMALL) {
+        for (int e = threadIdx.x; e <= experts; e += blockDim.x)
+            offset[e] = __ldcg(f.routing.expert_offset + e);
+        __syncthreads();
+        return;
+    }
+    for (int e = threadIdx.x; e <= experts; e += blockDim.x)
+        offset[e] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < slots; i += blockDim.x) {
+        int e = f.batch.slot_expert[i];
+        if (e >= 0)
+            atomicAdd(&offset[e + 1], 1);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        int each = (experts + 31) / 32, begin = min((int)threadIdx.x * each, experts), end = min(begin + each, experts), sum = 0;
+        for (int e = begin; e < end; e++)
+            sum += offset[e + 1];
+        int inclusive = sum;
+        for (int d = 1; d < 32; d *= 2) {
+            int v = __shfl_up_sync(~0u, inclusive, d);
+            if ((int)threadIdx.x >= d)
+                inclusive += v;
+        }
+        int running = inclusive - sum;
+        for (int e = begin; e < end; e++) {
+            running += offset[e + 1];
+            offset[e + 1] = running;
+        }
+    }
+    __syncthreads();
+}
+
 /* ---- chunks of experts --------------------------------------------------------------------------------- */
 
-/* The products work on chunks: up to `chunk` consecutive positions of one expert. For all threads of a block: copies
- * expert_offset to offset[0..experts] and fills first[e] with the number of chunks of the experts before e. */
-__device__ __forceinline__ int chunks_scan(int *offset, int *first, const int32_t *expert_offset, int experts, int chunk)
+/* The products work on chunks: up to `chunk` consecutive positions of one expert. For all threads of a block: fills first[e] with
+ * the number of chunks of the experts before e, from offset[0..experts]. */
+__device__ __forceinline__ int chunks_scan(const int *offset, int *first, int experts, int chunk)
 {
-    for (int e = threadIdx.x; e <= experts; e += blockDim.x)
-        offset[e] = expert_offset[e];
-    __syncthreads();
     if (threadIdx.x < 32) {
         int each = (experts + 31) / 32, begin = min((int)threadIdx.x * each, experts), end = min(begin + each, experts), sum = 0;
         for (int e = begin; e < end; e++)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * enter: rows of any float type and alignment -> x.    combine: y, weighted and summed in slot order -> rows of any type.
- * Both are bound by memory. One block a row, 8 elements a thread and turn; 16-byte accesses wherever the caller's addresses
- * allow them, single bytes where they are odd.
+ * Both are bound by memory. A block takes 8 elements a thread of a row, for few rows, or all of it in turns, for many; 16-byte
+ * accesses wherever the caller's addresses allow them, single bytes where they are odd.
  */
 #include "kernels/cuda/device.cuh"
 
@@ -95,7 +95,7 @@ template <typename OP> __global__ void __launch_bounds__(MOVE_THREADS) enter_ker
     launch_begin();
     struct kernel_row row = f.batch.row[blockIdx.x];
     OP *x = (OP *)f.x + (size_t)blockIdx.x * f.dims.hidden_pad;
-    for (int c = threadIdx.x * 8; c < f.dims.hidden_pad; c += MOVE_THREADS * 8) {
+    for (int c = (blockIdx.y * MOVE_THREADS + threadIdx.x) * 8; c < f.dims.hidden_pad; c += gridDim.y * MOVE_THREADS * 8) {
         float v[8] = {}; /* filler: zeros */
         if (row.in)
             row_load_8(v, (const uint8_t *)row.in, row.dtype, c, f.dims.hidden);
@@ -106,24 +106,34 @@ template <typename OP> __global__ void __launch_bounds__(MOVE_THREADS) enter_ker
 
 template <typename OP> __global__ void __launch_bounds__(MOVE_THREADS) combine_kernel(const __grid_constant__ struct kernel_forward f)
 {
-    launch_begin();
-    struct kernel_row row = f.batch.row[blockIdx.x];
-    if (row.out == 0)
-        return;
     __shared__ const OP *source[COMBINE_SLOTS];
     __shared__ float weight[COMBINE_SLOTS];
     const int hidden = f.dims.hidden, pad = f.dims.hidden_pad;
-    for (int c0 = 0; c0 < hidden; c0 += MOVE_THREADS * 8) {
+    /* Routing is complete, as two launches back: only y is waited for. */
+    const struct kernel_row row = f.batch.row[blockIdx.x];
+    auto find = [&](int s) {
+        if (threadIdx.x < COMBINE_SLOTS) {
+            int slot = row.first_slot + s + threadIdx.x,
+                position = s + (int)threadIdx.x < row.slots ? __ldcg(f.routing.position + slot) : -1;
+            source[threadIdx.x] = position < 0 ? NULL : (const OP *)f.y + (size_t)position * pad;
+            weight[threadIdx.x] = position < 0 || f.weights.weight_on_input ? 1.0f : f.batch.slot_weight[slot];
+        }
+        __syncthreads();
+    };
+    bool found = true; /* the first slots' sources lie ready */
+    find(0);
+    launch_begin();
+    if (row.out == 0)
+        return;
+    for (int c0 = blockIdx.y * MOVE_THREADS * 8; c0 < hidden; c0 += gridDim.y * MOVE_THREADS * 8) {
         int c = c0 + threadIdx.x * 8;
         float sum[8] = {};
         for (int s = 0; s < row.slots; s += COMBINE_SLOTS) {
-            __syncthreads();
-            if (threadIdx.x < COMBINE_SLOTS) {
-                int slot = row.first_slot + s + threadIdx.x, position = s + (int)threadIdx.x < row.slots ? f.routing.position[slot] : -1;
-                source[threadIdx.x] = position < 0 ? NULL : (const OP *)f.y + (size_t)position * pad;
-                weight[threadIdx.x] = position < 0 || f.weights.weight_on_input ? 1.0f : f.batch.slot_weight[slot];
+            if (!found) {
+                __syncthreads();
+                find(s);
             }
-            __syncthreads();
+            found = row.slots <= COMBINE_SLOTS;
             if (c >= hidden)
                 continue;
             uint4 y[COMBINE_SLOTS];
@@ -149,15 +159,22 @@ template <typename OP> __global__ void __launch_bounds__(MOVE_THREADS) combine_k
     }
 }
 
+/* Few rows alone would leave most of the device idle, turn after turn. */
+static dim3 move_grid(struct kernel_stream *stream, const struct kernel_forward *f)
+{
+    const int turns = (f->dims.hidden_pad + MOVE_THREADS * 8 - 1) / (MOVE_THREADS * 8);
+    return dim3(f->batch.rows, f->batch.rows < 2 * stream->processors ? turns : 1);
+}
+
 cudaError_t cuda_enter(struct kernel_stream *stream, const struct kernel_forward *f)
 {
-    return launch(stream, f->dims.op == DTYPE_BF16 ? enter_kernel<__nv_bfloat16> : enter_kernel<__half>, dim3(f->batch.rows),
+    return launch(stream, f->dims.op == DTYPE_BF16 ? enter_kernel<__nv_bfloat16> : enter_kernel<__half>, move_grid(stream, f),
                   dim3(MOVE_THREADS), 0, *f);
 }
 
 cudaError_t cuda_combine(struct kernel_stream *stream, const struct kernel_forward *f)
 {
-    return launch(stream, f->dims.op == DTYPE_BF16 ? combine_kernel<__nv_bfloat16> : combine_kernel<__half>, dim3(f->batch.rows),
+    return launch(stream, f->dims.op == DTYPE_BF16 ? combine_kernel<__nv_bfloat16> : combine_kernel<__half>, move_grid(stream, f),
                   dim3(MOVE_THREADS), 0, *f);
 }
 

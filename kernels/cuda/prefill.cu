@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 2) prefill_kernel(const __gri
     int *segment = first + experts + 1;
     if (LORA)
         segments_first(segment, f);
-    const int chunks = chunks_scan(offset, first, f.routing.expert_offset, experts, TILE_N);
+    offsets_fill(offset, f, true);
+    const int chunks = chunks_scan(offset, first, experts, TILE_N);
     const int all_groups = DOWN ? f.dims.hidden_pad / 16 : f.dims.inter_pad / 8, row_tiles = (all_groups * 16 + TILE_M - 1) / TILE_M;
     const int ldx = DOWN ? f.dims.inter_pad : f.dims.hidden_pad, blocks = ldx / CUDA_BLOCK_K;
     const uint8_t *weights = (const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up);

@@ -51,11 +51,8 @@ __device__ __forceinline__ int hopper_units(int count, int groups)
 }
 
 /* Like chunks_scan, over tiles. */
-__device__ __forceinline__ int hopper_scan(struct hopper_shared *s, const int32_t *expert_offset, int experts, int groups)
+__device__ __forceinline__ int hopper_scan(struct hopper_shared *s, int experts, int groups)
 {
-    for (int e = threadIdx.x; e <= experts; e += HOPPER_THREADS)
-        s->offset[e] = expert_offset[e];
-    __syncthreads();
     if (threadIdx.x < 32) {
         int each = (experts + 31) / 32, begin = min((int)threadIdx.x * each, experts), end = min(begin + each, experts), sum = 0;
         for (int e = begin; e < end; e++)
@@ -108,6 +105,31 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity)
 
 /* ---- producers ----------------------------------------------------------------------------------------- */
 
+__device__ __forceinline__ const uint8_t *hopper_weights(const uint8_t *weights, const struct hopper_tile &t, int groups, int blocks)
+{
+    return weights + ((size_t)t.expert * groups + t.group) * blocks * CUDA_BLOCK_BYTES;
+}
+
+/* Starts the copies of block k of a tile's weights into a stage; by one thread. */
+__device__ __forceinline__ void hopper_copy_weights(uint32_t at, uint32_t full, const uint8_t *w, int groups, int blocks, int k)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(groups * CUDA_BLOCK_BYTES) : "memory");
+    for (int i = 0; i < groups / CUDA_STRIP_GROUPS; i++)
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(at + i * CUDA_STRIP_BYTES),
+            "l"(w + ((size_t)i * blocks + k) * CUDA_STRIP_BYTES), "n"(CUDA_STRIP_BYTES), "r"(full)
+            : "memory");
+}
+
+/* Weights depend on no launch before: those of the first stages are on their way while routing and x are still being written. */
+__device__ __forceinline__ void hopper_copy_ahead(const uint8_t *weights, const struct hopper_shared *s, const struct hopper_tile &t,
+                                                  uint32_t ring, int groups, int blocks)
+{
+    for (int k = 0; k < min(STAGES, blocks); k++)
+        hopper_copy_weights(ring + k * STAGE_BYTES, smem_address(&s->full[k]), hopper_weights(weights, t, groups, blocks), t.groups, blocks,
+                            k);
+}
+
 template <typename OP, bool DOWN>
 __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, uint8_t *stages, struct hopper_shared *s, int tiles,
                                                int groups, int blocks)
@@ -130,7 +152,7 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
             if (i < turns)
                 from[i] = (DOWN ? (uint32_t)position : (uint32_t)f.batch.slot_row[f.routing.order[position]]) * ldx;
         }
-        const uint8_t *w = weights + ((size_t)t.expert * groups + t.group) * blocks * CUDA_BLOCK_BYTES, *column = x;
+        const uint8_t *w = hopper_weights(weights, t, groups, blocks), *column = x;
         asm volatile("" : "+l"(column)); /* in registers, or every copy loads it again */
         const int list_at = min(LIST_AT, blocks - 1);
         const uint32_t x_at = t.wide ? 32 * 1024 : 16 * 1024;
@@ -152,15 +174,8 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                 pieces = s->pieces;
             }
             if (k < blocks) {
-                if (threadIdx.x == 0) {
-                    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(t.groups * CUDA_BLOCK_BYTES)
-                                 : "memory");
-                    for (int i = 0; i < t.groups / CUDA_STRIP_GROUPS; i++)
-                        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                                         at + i * CUDA_STRIP_BYTES),
-                                     "l"(w + ((size_t)i * blocks + k) * CUDA_STRIP_BYTES), "n"(CUDA_STRIP_BYTES), "r"(full)
-                                     : "memory");
-                }
+                if (threadIdx.x == 0 && (k >= STAGES || number > 0)) /* or hopper_copy_ahead has */
+                    hopper_copy_weights(at, full, w, t.groups, blocks, k);
 #pragma unroll
                 for (int i = 0; i < MOST_N / 16; i++)
                     if (i < turns)
@@ -299,12 +314,20 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
-    launch_begin();
     const int groups = DOWN ? f.dims.hidden_pad / 16 : f.dims.inter_pad / 8;
     const int blocks = (DOWN ? f.dims.inter_pad : f.dims.hidden_pad) / CUDA_BLOCK_K;
-    if (f.lora.entry)
+    /* Down comes two launches after routing, and so does gate_up after shrink. The fill's barrier is the one that orders the barriers'
+     * initialization before their use. */
+    offsets_fill(s->offset, f, DOWN || f.lora.entry);
+    const int tiles = hopper_scan(s, f.dims.experts, groups);
+    if (threadIdx.x == 0 && (int)blockIdx.x < tiles)
+        hopper_copy_ahead((const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up), s,
+                          hopper_tile_at(s, f.dims.experts, groups, blockIdx.x), smem_address(shared), groups, blocks);
+    launch_begin();
+    if (f.lora.entry) {
         segments_first(s->segment, f);
-    const int tiles = hopper_scan(s, f.routing.expert_offset, f.dims.experts, groups);
+        __syncthreads();
+    }
     /* 88 + 2 * 208 = 3 * 168: what the launch took is all there is to share; asking for more waits for ever. */
     if (threadIdx.x < PRODUCERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");

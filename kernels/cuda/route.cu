@@ -3,7 +3,8 @@
  * route: slots -> positions sorted by (expert, adapter), stable; offsets of experts; segments.
  *
  * Up to CUDA_ROUTE_SMALL slots it is one launch without any exchange between blocks: every warp ranks one slot by counting the
- * smaller keys, and every block builds a bitmap of the keys that occur, from which segment numbers follow.
+ * smaller keys, and every block builds a bitmap of the keys that occur, from which segment numbers follow. It depends on the batch
+ * alone and so runs beside enter, and lets the next launch begin at once: gate_up fills its first stages of weights meanwhile.
  * Above, a counting sort: histogram by expert for each block of slots, scan, scatter; then, when rows may have adapters, one block
  * an expert sorts its positions by adapter, and a last launch lines the segments up. No atomic's order decides anything.
  */
@@ -46,7 +47,9 @@ size_t cuda_route_bytes(const struct kernel_dims *dims, int32_t max_slots)
 __global__ void __launch_bounds__(SMALL_THREADS) route_small_kernel(const __grid_constant__ struct kernel_forward f, int adapters)
 {
     extern __shared__ int32_t shared[];
-    launch_begin();
+    /* The next launch may begin while enter and this one run: what it reads before its own launch_wait is the batch alone
+     * (offsets_fill), or it is shrink, which reads nothing. */
+    launch_release();
     const int slots = f.batch.slots, experts = f.dims.experts, per = adapters + 1, words = (experts * per + 31) / 32;
     int32_t *key = shared;
     uint32_t *bitmap = (uint32_t *)shared + (slots + 31) / 32 * 32;
@@ -63,6 +66,7 @@ __global__ void __launch_bounds__(SMALL_THREADS) route_small_kernel(const __grid
         }
         key[i] = k;
     }
+    launch_wait();
     __syncthreads();
 
     /* Items: the slots, then the experts' offsets and the end of the segments. A warp takes one at a time. */

@@ -260,6 +260,10 @@ struct blas_run *blas_run_create(struct blas *b, const struct layer *l, enum bla
         snprintf(why, why_size, "this cuBLAS has no cublasGemmGroupedBatchedEx");
         return NULL;
     }
+    if (l->shape.hidden % 8 || l->shape.inter % 8) {
+        snprintf(why, why_size, "rows are no multiples of 16 bytes");
+        return NULL;
+    }
     struct blas_run *r = calloc(1, sizeof *r);
     if (!r)
         cuda_check(cudaErrorMemoryAllocation, "cuBLAS");

@@ -13,7 +13,7 @@ Writes DIR/card.md, DIR/card.csv (one line a figure) and what each program print
     torch      transformers' grouped_mm on the same GPU (torch_experts.py; --python names one that has torch and transformers)
     http       a server of the qwen3-30b shape that this script starts and ends; expert-bench load is its client
     baseline   the two products by cuBLAS; not among those that run unless --only names it
-    sweep      growth of cost, for plot.py; likewise
+    sweep      growth of cost, drawn by plot.py as DIR/growth-*.svg; likewise
 
 A section that has used up its seconds is cut short, and what it has measured by then counts. Standard library only.
 """
@@ -530,6 +530,7 @@ def parse():
     p.add_argument("--cublas", help="libcublas.so; found by itself in the usual places")
     p.add_argument("--python", default=sys.executable, help="a Python with torch and transformers")
     p.add_argument("--seconds", type=float, default=1.5, help="of each load over HTTP")
+    p.add_argument("--note", default="", help="stands below the plots: hardware, date")
     p.add_argument("--targets", default=os.path.join(HERE, "targets.txt"))
     o = p.parse_args()
     o.only = o.only.split(",")
@@ -550,8 +551,8 @@ def parse():
 def main():
     options = parse()
     os.makedirs(options.out, exist_ok=True)
-    for path in glob.glob(os.path.join(options.out, "*.log")):
-        os.unlink(path)
+    for path in glob.glob(os.path.join(options.out, "*.log")) + glob.glob(os.path.join(options.out, "*.csv")):
+        os.unlink(path)  # of an earlier run
     options.cublas = options.cublas or find_cublas()
     targets, run, only = read_targets(options.targets), Run(options), options.only
     start, parts = time.monotonic(), []

@@ -33,6 +33,7 @@ static int wrong; /* results */
 
 struct one { /* a forward under measurement: a path with or without adapters, or one of the servers that base rows may meet */
     struct contender *contender;
+    uint64_t bits; /* of set 0's result, a digest */
     struct kernel_forward f[MOST_SETS];
     struct figure figure;
 };
@@ -42,6 +43,17 @@ static bool path_wanted(const struct settings *s, const struct layer *l, int row
     if (!strcmp(s->path, "both"))
         return true;
     return path == (!strcmp(s->path, "auto") ? layer_automatic(l, rows) : !strcmp(s->path, "prefill") ? KERNEL_PREFILL : KERNEL_DECODE);
+}
+
+static uint64_t digest(const void *data, size_t bytes)
+{
+    uint64_t v = 0, word;
+    for (size_t i = 0; i + sizeof word <= bytes; i += sizeof word) { /* rows are multiples of 16 bytes */
+        memcpy(&word, (const char *)data + i, sizeof word);
+        v = (v ^ word) * 0x9e3779b97f4a7c15u;
+        v ^= v >> 29;
+    }
+    return v;
 }
 
 /* Runs set 0 eagerly and again from a graph, and checks its bits and values. */
@@ -64,6 +76,7 @@ static void prepare_one(const struct settings *s, const struct layer *l, struct 
     cuda_check(cudaStreamSynchronize(l->stream), "replay");
     cuda_check(cudaMemcpy(replayed, set[0].out, bytes, cudaMemcpyDeviceToHost), "download");
     one->figure.same = memcmp(eager, replayed, bytes) == 0;
+    one->bits = digest(eager, bytes);
     free(eager);
     free(replayed);
 }
@@ -194,22 +207,23 @@ static void run_installed(const struct settings *s, const struct layer *l, const
                 one[i].f[j].lora.entry = NULL;
         }
         struct settings quick = *s;
-        quick.check = s->check && i > 0; /* the first was checked as a base row */
+        quick.check = false; /* these were checked as base rows; what counts here is that bits are the same */
         prepare_one(&quick, l, &one[i], set, sets);
     }
+    const bool same =
+        one[0].bits == one[1].bits && one[0].bits == one[2].bits && one[0].figure.same && one[1].figure.same && one[2].figure.same;
+    wrong += !same;
     take_turns(l, c, 3, 2 * s->milliseconds);
     for (int i = 0; i < 3; i++) {
         one[i].figure.ratio = i ? turns_ratio(&c[i], &c[0]) : 1;
         one[i].figure.us = c[i].us;
         one[i].figure.least_us = c[i].least_us;
         figure_csv(s->csv, &one[i].figure);
-        wrong += !figure_good(&one[i].figure);
     }
     printf("%-10s T=%-5d %-7s base rows: no adapters %.1f us, %d x r%d installed %.1f us (ratio %.4f %s), steps run for nobody %.1f us "
            "(%.4f)%s\n",
            l->shape.name, rows, path_name(path), c[0].us, l->adapters, l->rank, c[1].us, one[1].figure.ratio,
-           one[1].figure.ratio <= 1.02 ? "ok" : "MORE THAN 2%", c[2].us, one[2].figure.ratio,
-           one[1].figure.same && one[2].figure.same ? "" : " NOT SAME AS EAGER");
+           one[1].figure.ratio <= 1.02 ? "ok" : "MORE THAN 2%", c[2].us, one[2].figure.ratio, same ? ", same bits" : " OTHER BITS");
     fflush(stdout);
     for (int i = 0; i < 3; i++)
         contender_drop(&c[i]);

@@ -433,18 +433,28 @@ void layer_reference(const struct layer *l, const struct set *set, int t, uint16
         free(all[i]);
 }
 
-double set_error(const struct layer *l, const struct set *set)
+struct judgement {
+    const struct layer *l;
+    const struct set *set;
+    double error[2]; /* of the first and the last row */
+};
+
+static void judge_row(void *arg, int i)
 {
-    const int hidden = l->shape.hidden, last = set->mix.rows - 1;
-    uint16_t *got = host_alloc((size_t)hidden * 2), *want = host_alloc((size_t)hidden * 2);
-    double error = 0;
-    for (int i = 0; i < (last ? 2 : 1); i++) {
-        int t = i * last;
-        cuda_check(cudaMemcpy(got, set->out + (size_t)t * (size_t)hidden, (size_t)hidden * 2, cudaMemcpyDeviceToHost), "download");
-        layer_reference(l, set, t, want);
-        error = fmax(error, row_distance(got, want, hidden));
-    }
+    struct judgement *j = arg;
+    const int hidden = j->l->shape.hidden, t = i * (j->set->mix.rows - 1);
+    const size_t bytes = (size_t)hidden * 2;
+    uint16_t *got = host_alloc(bytes), *want = host_alloc(bytes);
+    cuda_check(cudaMemcpy(got, j->set->out + (size_t)t * (size_t)hidden, bytes, cudaMemcpyDeviceToHost), "download");
+    layer_reference(j->l, j->set, t, want);
+    j->error[i] = row_distance(got, want, hidden);
     free(got);
     free(want);
-    return error;
+}
+
+double set_error(const struct layer *l, const struct set *set)
+{
+    struct judgement j = {.l = l, .set = set};
+    kernels_cpu_parallel(l->pool, set->mix.rows > 1 ? 2 : 1, judge_row, &j);
+    return fmax(j.error[0], j.error[1]);
 }

@@ -156,21 +156,19 @@ void figure_csv(FILE *csv, const struct figure *f)
     fflush(csv);
 }
 
-bool figure_good(const struct figure *f) { return f->error != f->error || (f->error < WRONG_FROM && f->same); }
-
 bool figure_print(const struct figure *f, const char *more)
 {
     char adapters[48] = "base", verdict[48] = "unchecked";
     if (f->mix.adapters)
         snprintf(adapters, sizeof adapters, "%d x r%d", f->mix.adapters, f->rank);
+    const bool good = f->same && !(f->error >= WRONG_FROM);
     if (f->error == f->error)
-        snprintf(verdict, sizeof verdict, "error %.1e %s", f->error,
-                 f->error >= WRONG_FROM ? "WRONG"
-                 : f->same              ? "ok"
-                                        : "NOT SAME AS EAGER");
+        snprintf(verdict, sizeof verdict, "error %.1e %s", f->error, good ? "ok" : f->same ? "WRONG" : "NOT SAME AS EAGER");
+    else if (!good)
+        snprintf(verdict, sizeof verdict, "NOT SAME AS EAGER");
     printf("%-10s T=%-5d %-7s %-9s floor %7.1f us  time %7.1f us  %5.1f%% of floor  %5.2f TB/s  %6.1f TFLOP/s  %s%s\n", f->shape,
            f->mix.rows, f->path, adapters, f->floor_us, f->us, 100 * f->floor_us / f->us, f->bytes / f->us * 1e-6, f->flops / f->us * 1e-6,
            verdict, more);
     fflush(stdout);
-    return figure_good(f);
+    return good;
 }

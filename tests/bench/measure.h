@@ -60,7 +60,6 @@ struct figure figure_of(const struct layer *l, const struct set *set, int sets, 
 const char *path_name(enum kernel_path path);
 void figure_csv_head(FILE *csv);
 void figure_csv(FILE *csv, const struct figure *f); /* NULL: nothing is written */
-bool figure_good(const struct figure *f); /* or unchecked */
-bool figure_print(const struct figure *f, const char *more); /* figure_good */
+bool figure_print(const struct figure *f, const char *more); /* false when it is wrong as far as it was checked */
 
 #endif

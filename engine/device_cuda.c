@@ -260,18 +260,18 @@ static enum engine_code cuda_prepare(struct device *device, const struct device_
     if (code == ENGINE_OK && s.tables)
         code = cuda_alloc(device, s.tables, &cuda->tables, error);
     if (code == ENGINE_OK)
-        code = cuda_alloc(device, 2 * sizeof *cuda->probe, &cuda->probe_device, error);
+        code = cuda_alloc(device, sizeof *cuda->probe, &cuda->probe_device, error);
     for (int i = 0; code == ENGINE_OK && i < CUDA_DEPTH; i++)
         code = make_flight(cuda, &cuda->flight[i], &s, error);
     if (code != ENGINE_OK)
         return code;
     cuda->table_stage = cuda_host_alloc(device, CUDA_TABLE_STAGE_BYTES);
-    cuda->probe = cuda_host_alloc(device, 4 * sizeof *cuda->probe);
+    cuda->probe = cuda_host_alloc(device, 2 * sizeof *cuda->probe);
     cuda->graphs = cuda->eager ? NULL : cuda_graphs_create(cuda->number);
     cuda->kernel_stream = kernels_cuda_stream_create(cuda->number, cuda->compute);
     if (!cuda->table_stage || !cuda->probe || !cuda->kernel_stream || (!cuda->eager && !cuda->graphs))
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "%s: out of memory for batches", device->id);
-    memset(cuda->probe, 0, 4 * sizeof *cuda->probe);
+    memset(cuda->probe, 0, 2 * sizeof *cuda->probe);
     cudaError_t e = cudaEventCreateWithFlags(&cuda->mark, cudaEventDisableTiming);
     if (e == cudaSuccess && s.tables)
         e = cudaMemsetAsync(device_pointer(cuda->tables), 0, s.tables, cuda->compute);

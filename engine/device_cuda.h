@@ -54,6 +54,12 @@ struct cuda_lane {
     uint64_t bounce; /* of CUDA_BOUNCE_BYTES, taken when first needed */
 };
 
+/* What a canary sends. */
+struct cuda_probe {
+    struct kernel_row row;
+    uint32_t number;
+};
+
 struct cuda_graphs;
 struct cuda_sensors;
 
@@ -77,7 +83,7 @@ struct device_cuda {
     atomic_uint next_lane;
     unsigned char *table_stage; /* pinned */
     size_t table_used;
-    uint32_t *probe; /* pinned, see cuda_canary */
+    struct cuda_probe *probe; /* pinned: [0] sent, [1] received */
     uint64_t probe_device;
     struct cuda_graphs *graphs;
     struct cuda_sensors *sensors; /* NULL: none */

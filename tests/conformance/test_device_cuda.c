@@ -211,6 +211,130 @@ static void adapter_tables_are_bounded(void **state)
     device_destroy(device);
 }
 
+/* ---- batches -------------------------------------------------------------------------------------------------------- */
+
+enum { BATCHES = 40, ROWS = 2048, HIDDEN = 2048, TOP_K = 2, EXPERTS = 8 };
+
+/* Two batches of different rows in host memory that the device copies from. */
+struct pair {
+    struct device *device;
+    struct device_batch batch[2];
+    struct kernel_row row[2][ROWS];
+    int32_t slot_row[ROWS * TOP_K], slot_expert[ROWS * TOP_K];
+    float slot_weight[ROWS * TOP_K];
+    unsigned char *in, *out; /* [2, ROWS, HIDDEN] of bf16 */
+};
+
+static const size_t half = (size_t)ROWS * HIDDEN * sizeof(uint16_t);
+
+static void pair_init(struct pair *p, struct device *device, const struct kernel_weights *weights)
+{
+    uint64_t seed = 1;
+    p->device = device;
+    p->in = device->ops->host_alloc(device, 2 * half);
+    p->out = device->ops->host_alloc(device, 2 * half);
+    assert_true(p->in && p->out);
+    for (size_t i = 0; i < 2 * half / sizeof(uint16_t); i++) {
+        uint16_t v = (uint16_t)(0x3f80 | (subject_random(&seed) & 0x807f)); /* 1 to 2, of either sign */
+        memcpy(p->in + i * sizeof v, &v, sizeof v);
+    }
+    for (int32_t i = 0; i < ROWS * TOP_K; i++) {
+        p->slot_row[i] = i / TOP_K;
+        p->slot_expert[i] = (int32_t)(subject_random(&seed) % EXPERTS);
+        p->slot_weight[i] = 0.5f;
+    }
+    for (size_t b = 0; b < 2; b++) {
+        for (int32_t t = 0; t < ROWS; t++) {
+            size_t at = b * half + (size_t)t * HIDDEN * sizeof(uint16_t);
+            p->row[b][t] = (struct kernel_row){.in = (uint64_t)(uintptr_t)(p->in + at),
+                                               .out = (uint64_t)(uintptr_t)(p->out + at),
+                                               .dtype = DTYPE_BF16,
+                                               .adapter = -1,
+                                               .first_slot = t * TOP_K,
+                                               .slots = TOP_K};
+        }
+        p->batch[b] = (struct device_batch){.weights = *weights,
+                                            .path = KERNEL_PREFILL,
+                                            .batch = {.rows = ROWS,
+                                                      .slots = ROWS * TOP_K,
+                                                      .row = p->row[b],
+                                                      .slot_row = p->slot_row,
+                                                      .slot_expert = p->slot_expert,
+                                                      .slot_weight = p->slot_weight}};
+    }
+}
+
+static void pair_submit(struct pair *p, int i)
+{
+    struct engine_error error;
+    if (p->device->ops->submit(p->device, &p->batch[i % 2], &error) != ENGINE_OK)
+        fail_msg("%s", error.message);
+}
+
+static void pair_wait(struct pair *p)
+{
+    struct engine_error error;
+    if (p->device->ops->wait(p->device, &error) != ENGINE_OK)
+        fail_msg("%s", error.message);
+}
+
+/* Microseconds a batch, with so many in flight. */
+static double pair_time(struct pair *p, int in_flight)
+{
+    int64_t begin = clock_now_ns();
+    for (int i = 0; i < in_flight; i++)
+        pair_submit(p, i);
+    for (int i = in_flight; i < BATCHES; i++) {
+        pair_wait(p);
+        pair_submit(p, i);
+    }
+    for (int i = 0; i < in_flight; i++)
+        pair_wait(p);
+    return (double)(clock_now_ns() - begin) * 1e-3 / BATCHES;
+}
+
+/* Copying a batch of this shape takes longer than computing it. With two in flight the copies of one run beside those of the other in the
+ * opposite direction and beside its computation: less time a batch than a third of it idle would leave. The bits stay those of a batch
+ * alone. */
+static void batches_in_flight_overlap(void **state)
+{
+    (void)state;
+    static struct pair p;
+    struct device *device = make();
+    struct engine_error error;
+    struct kernel_dims dims = {.experts = EXPERTS, .hidden = HIDDEN, .inter = 512, .op = DTYPE_BF16};
+    device->kernels->dims_init(&dims);
+    size_t gate_up = EXPERTS * device->kernels->gate_up_bytes(&dims), down = EXPERTS * device->kernels->down_bytes(&dims);
+    uint64_t address;
+    assert_int_equal(device->ops->alloc(device, gate_up + down, &address, &error), ENGINE_OK);
+    uint16_t *values = malloc(gate_up + down);
+    uint64_t seed = 2;
+    for (size_t i = 0; i < (gate_up + down) / sizeof *values; i++)
+        values[i] = (uint16_t)(0x3c00 | (subject_random(&seed) & 0x807f)); /* about 0.01 */
+    assert_int_equal(device->ops->upload(device, address, gate_up + down, values, gate_up + down, gate_up + down, 1, &error), ENGINE_OK);
+    free(values);
+    struct device_limits limits = {.dims = dims, .max_rows = ROWS, .max_slots = ROWS * TOP_K, .layers = 1};
+    assert_int_equal(device->ops->prepare(device, &limits, &error), ENGINE_OK);
+    struct kernel_weights weights = {.gate_up = (void *)(uintptr_t)address, .down = (void *)(uintptr_t)(address + gate_up)};
+    pair_init(&p, device, &weights);
+    unsigned char *alone = malloc(2 * half);
+    for (int64_t begin = clock_now_ns(); clock_now_ns() - begin < 500000000;) /* link and clocks rise under load only */
+        (void)pair_time(&p, 1);
+    double one = pair_time(&p, 1);
+    memcpy(alone, p.out, 2 * half);
+    assert_memory_not_equal(alone, alone + half, half);
+    memset(p.out, 0x5a, 2 * half);
+    double two = pair_time(&p, 2);
+    assert_memory_equal(p.out, alone, 2 * half);
+    print_message("%d rows of %d bytes: %.1f us a batch alone, %.1f with two in flight\n", ROWS, HIDDEN * 2, one, two);
+    assert_true(two < 0.67 * one);
+    free(alone);
+    device->ops->host_free(device, p.in, 2 * half);
+    device->ops->host_free(device, p.out, 2 * half);
+    device->ops->free(device, address, gate_up + down);
+    device_destroy(device);
+}
+
 /* The last test: no CUDA call of this process works any more after it. An engine at rest notices by its canary. */
 static void a_trapped_kernel_fails_the_device_for_good(void **state)
 {
@@ -291,9 +415,13 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest hang[] = {cmocka_unit_test(a_kernel_that_does_not_end_fails_the_device_for_good)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(devices_that_are_not_there_are_named), cmocka_unit_test(memory_that_runs_out_is_no_failure),
-        cmocka_unit_test(uploads_arrive_in_every_form),         cmocka_unit_test(uploads_run_side_by_side),
-        cmocka_unit_test(adapter_tables_are_bounded),           cmocka_unit_test(a_trapped_kernel_fails_the_device_for_good),
+        cmocka_unit_test(devices_that_are_not_there_are_named),
+        cmocka_unit_test(memory_that_runs_out_is_no_failure),
+        cmocka_unit_test(uploads_arrive_in_every_form),
+        cmocka_unit_test(uploads_run_side_by_side),
+        cmocka_unit_test(adapter_tables_are_bounded),
+        cmocka_unit_test(batches_in_flight_overlap),
+        cmocka_unit_test(a_trapped_kernel_fails_the_device_for_good),
     };
     if (!device_cuda_available()) {
         print_message("SKIP: this machine or build has no cuda\n");

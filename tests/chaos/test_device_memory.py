@@ -91,7 +91,7 @@ def test_full():
                 assert reply.status == 201, reply
                 installed.append(f"filler-{len(installed)}")
             print(f"full after {len(installed)} adapters: {reply.json()['error']}")
-            check_error(reply, 507, "out_of_device_memory", "bytes wanted", "free of")
+            check_error(reply, 507, "out_of_device_memory", "of device memory", "are free")
             assert len(installed) > 10
             assert names(server) == sorted(["kept", *installed])
             assert answer(server) == base and answer(server, "kept") == adapted

@@ -172,7 +172,7 @@ export bin tests
 
 kernel_test=$(program tests/kernel/test_kernels_cuda)
 for code in sm90 portable; do
-    beside kernels "kernels-$code" 110 "$kernel_test" "$code"
+    beside kernels "kernels-$code" 300 "$kernel_test" "$code"
 done
 for backend in cuda cuda-eager cuda-portable; do
     for t in golden promises churn; do
@@ -185,7 +185,7 @@ for fixture in "$EXPERTD_FIXTURES"/*/; do
 done
 for tool in memcheck racecheck initcheck synccheck; do
     for code in sm90 portable; do
-        beside sanitizers "$tool-$code" 110 bash -c "sanitize $tool $code"
+        beside sanitizers "$tool-$code" 400 bash -c "sanitize $tool $code"
     done
 done
 # These look at the device's free memory, which others would change.

@@ -24,32 +24,37 @@ static void check(cudaError_t e, const char *what)
         fail_msg("%s: %s", what, cudaGetErrorString(e));
 }
 
+/* A case takes thousands of blocks, so that none of this waits for the device, but for the copies from and to memory of the host: the
+ * kernels' stream and the default one, on which all this is, wait for each other. Blocks are of the driver's pool, which keeps what was
+ * freed; memory checkers know them by their sizes. */
 static void *device_alloc(size_t bytes)
 {
     void *p = NULL;
-    check(cudaMalloc(&p, bytes), "cudaMalloc");
+    check(cudaMallocAsync(&p, bytes, NULL), "cudaMallocAsync");
     return p;
 }
 
-static void device_free(void *p) { check(cudaFree(p), "cudaFree"); }
+static void device_free(void *p) { check(cudaFreeAsync(p, NULL), "cudaFreeAsync"); }
+
+static void keep_freed_memory(void)
+{
+    cudaMemPool_t pool;
+    uint64_t all = UINT64_MAX;
+    check(cudaDeviceGetDefaultMemPool(&pool, 0), "the device's memory pool");
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), "the device's memory pool");
+}
 
 static void device_upload(void *dst, const void *src, size_t bytes)
 {
     check(cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice), "upload");
-    check(cudaDeviceSynchronize(), "upload");
 }
 
 static void device_download(void *dst, const void *src, size_t bytes)
 {
-    check(cudaDeviceSynchronize(), "download");
     check(cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost), "download");
 }
 
-static void device_fill(void *dst, int byte, size_t bytes)
-{
-    check(cudaMemset(dst, byte, bytes), "fill");
-    check(cudaDeviceSynchronize(), "fill");
-}
+static void device_fill(void *dst, int byte, size_t bytes) { check(cudaMemsetAsync(dst, byte, bytes, NULL), "fill"); }
 
 static const struct body_memory device_memory = {device_alloc, device_free, device_upload, device_download, device_fill};
 
@@ -86,11 +91,12 @@ int main(int argc, char **argv)
         return EXIT_SKIPPED;
     }
     cudaStream_t stream = NULL;
-    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
+    if (cudaStreamCreate(&stream) != cudaSuccess)
         return 1;
     struct kernel_stream *wrapped = kernels_cuda_stream_create(0, stream), *second = kernels_cuda_stream_create(0, stream);
     if (!wrapped || !second)
         return 1;
+    keep_freed_memory();
     target = (struct body_target){table, wrapped, &device_memory};
     other = (struct body_target){table, second, &device_memory};
     const struct CMUnitTest tests[] = {

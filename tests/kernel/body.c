@@ -41,18 +41,23 @@ static void host_fill(void *dst, int byte, size_t bytes) { memset(dst, byte, byt
 
 const struct body_memory body_host_memory = {host_alloc, free, host_copy, host_copy, host_fill};
 
-static void *hold(struct body *b, size_t bytes)
+static void *hold_raw(struct body *b, size_t bytes)
 {
     b->held = realloc(b->held, (b->held_count + 1) * sizeof *b->held);
     assert_non_null(b->held);
-    void *p = b->target.memory->alloc(bytes ? bytes : 1);
+    return b->held[b->held_count++] = b->target.memory->alloc(bytes ? bytes : 1);
+}
+
+static void *hold(struct body *b, size_t bytes)
+{
+    void *p = hold_raw(b, bytes);
     b->target.memory->fill(p, 0xff, bytes ? bytes : 1);
-    return b->held[b->held_count++] = p;
+    return p;
 }
 
 static void *hold_copy(struct body *b, const void *src, size_t bytes)
 {
-    void *p = hold(b, bytes);
+    void *p = hold_raw(b, bytes);
     b->target.memory->upload(p, src, bytes);
     return p;
 }

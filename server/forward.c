@@ -263,11 +263,14 @@ static void forward_parse(struct http_request *r)
 static void forward_wait(struct http_request *r)
 {
     struct forward *f = r->state;
+    struct engine *engine = f->engine;
     f->request.deadline_ns = server_now_ns() + r->server->options->request_timeout_s * INT64_C(1000000000);
     f->request.done = forward_done;
     f->request.user = r;
     r->body_ns = server_now_ns();
-    http_suspend(r, forward_submit, forward_cancel, forward_resume);
+    bool waits = http_suspend(r, forward_submit, forward_cancel, forward_resume);
+    if (waits && strcmp(engine_model(engine)->device, "cpu") != 0)
+        http_look_out();
 }
 
 void forward_handle(struct http_request *r)

@@ -32,6 +32,17 @@
 #define HTTP_SLOWEST (1 << 20) /* bytes a second that bodies and replies are given on top of --request-timeout-s */
 #define HTTP_MEMORY (128 << 10) /* of a connection: the size that measured best for bodies of half a MiB */
 #define HTTP_THREADS_MAX 32
+#define HTTP_LOOK_OUT_NS 500000
+#define HTTP_LOOKOUTS 4 /* one thread of so many may look out */
+
+/* A listener's thread. It outlives whatever counts as suspended. */
+struct http_thread {
+    int connections;
+    atomic_uint resumed; /* requests, so far */
+    unsigned before; /* `resumed` when it suspended one last */
+};
+static _Thread_local struct http_thread http_thread;
+static atomic_int http_lookouts; /* how many more threads may look out */
 
 struct http_daemon {
     struct server *server;
@@ -272,6 +283,8 @@ bool http_suspend(struct http_request *r, bool (*start)(struct http_request *r),
     }
     r->stage = HTTP_WAITING;
     r->resume = resume;
+    r->thread = &http_thread;
+    http_thread.before = atomic_load(&http_thread.resumed);
     c->phase = CONNECTION_WAIT;
     c->deadline_ns = 0;
     MHD_suspend_connection(mhd);
@@ -284,6 +297,7 @@ bool http_suspend(struct http_request *r, bool (*start)(struct http_request *r),
     pthread_mutex_unlock(&c->lock);
     if (!started) {
         MHD_resume_connection(mhd);
+        atomic_fetch_add(&http_thread.resumed, 1);
         atomic_fetch_sub(&server->suspended, 1);
     }
     return true;
@@ -294,11 +308,25 @@ void http_resume(struct http_request *r)
     struct connection *c = r->connection;
     struct server *server = r->server;
     struct MHD_Connection *mhd = r->mhd;
+    struct http_thread *thread = r->thread;
     pthread_mutex_lock(&c->lock);
     c->cancel = NULL;
     pthread_mutex_unlock(&c->lock);
     MHD_resume_connection(mhd);
+    atomic_fetch_add(&thread->resumed, 1);
     atomic_fetch_sub(&server->suspended, 1);
+}
+
+void http_look_out(void)
+{
+    if (http_thread.connections != 1)
+        return;
+    if (atomic_fetch_sub(&http_lookouts, 1) > 0) {
+        int64_t until = server_now_ns() + HTTP_LOOK_OUT_NS;
+        while (atomic_load(&http_thread.resumed) == http_thread.before && server_now_ns() < until)
+            sched_yield();
+    }
+    atomic_fetch_add(&http_lookouts, 1);
 }
 
 static void http_run_work(struct workers_job *job)
@@ -544,6 +572,7 @@ static void http_opened(struct http_daemon *d, struct MHD_Connection *mhd, void 
         shutdown(fd, SHUT_RDWR);
         return;
     }
+    http_thread.connections++;
     metrics_connection_opened(server->metrics);
     c->local = http_describe_peer(c, peer ? peer->client_addr : NULL) && d->listener->local;
     if (atomic_fetch_add(&server->connections, 1) >= server->options->max_connections) {
@@ -567,6 +596,7 @@ static void http_connection(void *cls, struct MHD_Connection *mhd, void **contex
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         http_opened(d, mhd, context);
     } else if (c) {
+        http_thread.connections--;
         atomic_fetch_sub(&d->server->connections, 1);
         metrics_connection_closed(d->server->metrics);
         *context = NULL;
@@ -591,6 +621,7 @@ struct http *http_start(struct server *server, struct listener_set *listeners, c
         return NULL;
     }
     unsigned threads = http_thread_count();
+    atomic_store(&http_lookouts, (int)threads / HTTP_LOOKOUTS);
     /* Our own limit answers; the library's, which it splits among its threads, must not be reached. */
     uint64_t limit = ((uint64_t)server->options->max_connections + 256) * threads;
     for (size_t i = 0; i < listeners->count; i++) {

@@ -22,6 +22,7 @@
 #define HTTP_CONTROL_MAX ((size_t)1 << 20) /* bytes of a control call's body */
 
 struct http_request;
+struct http_thread;
 
 /* How a body is received. `begin` sees the head (r->length, or -1 when chunked) and may fail the request; `data` takes each piece
  * in order and may fail it; then the route's handler runs. */
@@ -81,6 +82,7 @@ struct http_request {
     void *work_state; /* of a handler; work_destroy, when set, frees it */
     void (*work_destroy)(struct http_request *r);
     void (*resume)(struct http_request *r); /* runs on the listener thread after http_resume */
+    struct http_thread *thread; /* that has suspended it */
     struct workers *workers;
     struct workers_job job;
     void (*work)(struct http_request *r);
@@ -122,6 +124,9 @@ void http_offload(struct http_request *r, struct workers *workers, void (*work)(
 bool http_suspend(struct http_request *r, bool (*start)(struct http_request *r), void (*cancel)(struct http_request *r),
                   void (*resume)(struct http_request *r));
 void http_resume(struct http_request *r); /* any thread; the request is not the caller's any more */
+/* After http_suspend, where nobody else needs this processor: looks out for http_resume for up to 0.5 ms before the thread may sleep,
+ * because to be woken takes longer. Only a thread that has no other connection does so, and only few at a time. */
+void http_look_out(void);
 
 /* ---- the request ---------------------------------------------------------------------------------------------- */
 

@@ -59,11 +59,45 @@ static void pack_line(enum dtype op, uint16_t *dst, const uint16_t *src, size_t 
         }
 }
 
+typedef uint32_t quad __attribute__((vector_size(16)));
+typedef uint16_t eight __attribute__((vector_size(16)));
+
+/* 16 whole rows, 32 inputs of each: 16 lines, `pitch` bytes apart. Rows are mostly a power of two apart, so that their cache lines
+ * compete for the same places of the first-level cache: each is read once, in squares of 4 by 4 pairs. */
+static void pack_square(enum dtype op, char *dst, size_t pitch, const uint16_t *src, size_t stride)
+{
+    for (int32_t r = 0; r < LAYOUT_HALF; r += 4)
+        for (int32_t k = 0; k < LAYOUT_HALF; k += 4) {
+            quad row[4], line[4];
+            for (int32_t i = 0; i < 4; i++)
+                memcpy(&row[i], src + (size_t)(r + i) * stride + 2 * k, sizeof row[i]);
+            const quad a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5), b = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
+            const quad c = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7), d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+            line[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+            line[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+            line[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
+            line[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+            for (int32_t i = 0; i < 4; i++) {
+                char *to = dst + (size_t)(k + i) * pitch;
+                if (op == DTYPE_BF16) {
+                    memcpy(to + (size_t)r * 4, &line[i], sizeof line[i]);
+                    continue;
+                }
+                const eight inputs = __builtin_shufflevector((eight)line[i], (eight)line[i], 0, 2, 4, 6, 1, 3, 5, 7);
+                memcpy(to + (size_t)r * 2, &inputs, 8);
+                memcpy(to + (size_t)(LAYOUT_HALF + r) * 2, (const char *)&inputs + 8, 8);
+            }
+        }
+}
+
 /* Lines of all pairs of one half, `pitch` bytes apart. */
 static void pack_half(enum dtype op, char *dst, size_t pitch, const uint16_t *src, size_t stride, int32_t rows, int32_t width,
                       int32_t width_pad)
 {
-    for (int32_t k = 0; k < width_pad; k += 2, dst += pitch)
+    int32_t k = 0;
+    for (; rows >= LAYOUT_HALF && k + 2 * LAYOUT_HALF <= width; k += 2 * LAYOUT_HALF, dst += LAYOUT_HALF * pitch)
+        pack_square(op, dst, pitch, src + k, stride);
+    for (; k < width_pad; k += 2, dst += pitch)
         pack_line(op, (uint16_t *)dst, rows > 0 ? src + k : NULL, stride, rows, width - k);
 }
 

@@ -56,7 +56,7 @@ class Server:
                 self.port = int(found.group(1)) if found else None
             elif self.call("GET", "/health/ready")[0] == 200:
                 return time.monotonic() - self.begun
-            time.sleep(0.005)
+            time.sleep(0.01)
         sys.exit(f"the server did not get ready:\n{pathlib.Path(self.log.name).read_text()[-2000:]}")
 
     def stop(self):
@@ -106,12 +106,11 @@ def run_install(a):
                                       "--max-adapter-bytes", str(1 << 40), *a.option], root / "log")
         try:
             server.await_ready(a.limit)
-            name, used = "used", {"name": "used", "path": "adapter"}
             begin = time.monotonic()
-            status, data = server.call("POST", "/adapters", used)
+            status, data = server.call("POST", "/adapters", {"name": "used", "path": "adapter"})
             first = time.monotonic() - begin
             if status not in (200, 201):
-                sys.exit(f"{name}: {status} {data!r}")
+                sys.exit(f"the first install failed: {status} {data!r}")
             print(f"{size / 1e9:.2f} GB in the file; first install {first * 1e3:.0f} ms", flush=True)
             times = []
             for n in range(a.rounds):
@@ -150,8 +149,9 @@ def run_start(a):
                     server.stop()
                 print(f"round {n}: {binary}: {seconds:.2f} s from exec to ready, {size / seconds / 1e9:.2f} GB/s of {size / 1e9:.1f} GB",
                       flush=True)
-                if n == 0:
-                    print(pathlib.Path(server.log.name).read_text(), flush=True)
+                for line in pathlib.Path(server.log.name).read_text().split("\n"):
+                    if n == 0 and re.search(r" (names|weights|loading weights|batches): | in .* s, ", line) and " request " not in line:
+                        print(line, flush=True)
 
 
 def main():

@@ -5,8 +5,9 @@
  * Up to CUDA_ROUTE_SMALL slots it is one launch without any exchange between blocks: every warp ranks one slot by counting the
  * smaller keys, and every block builds a bitmap of the keys that occur, from which segment numbers follow. It depends on the batch
  * alone and so runs beside enter, and lets the next launch begin at once: gate_up fills its first stages of weights meanwhile.
- * Above, a counting sort: histogram by expert for each block of slots, scan, scatter; then, when rows may have adapters, one block
- * an expert sorts its positions by adapter, and a last launch lines the segments up. No atomic's order decides anything.
+ * Above, a counting sort: histogram by key for each block of slots, scan, scatter. Keys are (expert, adapter) while SORT_KEYS are
+ * enough for them, or else experts: then one block an expert sorts its positions by adapter, and a last launch lines the segments
+ * up, which takes twice as long. No atomic's order decides anything.
  */
 #include "kernels/cuda/device.cuh"
 
@@ -15,9 +16,12 @@
 #define SORT_THREADS 256
 /* The bitmap of small batches: keys beyond this take the other way. */
 #define SMALL_KEYS (256 * 1024)
+/* Keys of the counting sort: two a thread of scan_kernel, and a byte each for 32 warps in scatter_kernel's shared memory. */
+#define SORT_KEYS 2048
 
 struct route_work {
-    int32_t *count; /* [blocks, experts] of the histogram, then where each block's slots of an expert begin */
+    int32_t *count; /* [blocks, keys] of the histogram, then how many slots of the key the blocks before have */
+    int32_t *base; /* [keys] first position of each key */
     int32_t *order; /* [N] sorted by expert alone */
     int32_t *segments; /* [experts] */
     int32_t *begin, *adapter; /* [N] an expert's segments, from its first position on */
@@ -29,7 +33,8 @@ static struct route_work route_work_at(const struct kernel_forward *f)
 {
     struct route_work w;
     w.count = (int32_t *)f->work;
-    w.order = w.count + (size_t)route_blocks(f->batch.slots) * f->dims.experts;
+    w.base = w.count + (size_t)route_blocks(f->batch.slots) * SORT_KEYS;
+    w.order = w.base + SORT_KEYS;
     w.segments = w.order + f->batch.slots;
     w.begin = w.segments + f->dims.experts;
     w.adapter = w.begin + f->batch.slots;
@@ -38,7 +43,7 @@ static struct route_work route_work_at(const struct kernel_forward *f)
 
 size_t cuda_route_bytes(const struct kernel_dims *dims, int32_t max_slots)
 {
-    return 4 * ((size_t)(route_blocks(max_slots) + 1) * dims->experts + 3 * (size_t)max_slots);
+    return 4 * ((size_t)(route_blocks(max_slots) + 1) * SORT_KEYS + (size_t)dims->experts + 3 * (size_t)max_slots);
 }
 
 /* ---- small batches ------------------------------------------------------------------------------------- */
@@ -122,20 +127,29 @@ __global__ void __launch_bounds__(SMALL_THREADS) route_small_kernel(const __grid
 
 /* ---- large batches ------------------------------------------------------------------------------------- */
 
-__global__ void __launch_bounds__(CUDA_ROUTE_BLOCK) histogram_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w)
+/* expert * per, and the adapter + 1 where keys tell adapters apart; -1 where the slot is skipped. */
+__device__ __forceinline__ int slot_key(const struct kernel_forward &f, int slot, int per)
+{
+    int expert = slot < f.batch.slots ? f.batch.slot_expert[slot] : -1;
+    if (expert < 0 || per == 1)
+        return expert;
+    return expert * per + f.batch.row[f.batch.slot_row[slot]].adapter + 1;
+}
+
+__global__ void __launch_bounds__(CUDA_ROUTE_BLOCK)
+    histogram_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int per)
 {
     extern __shared__ int32_t shared[];
     launch_begin();
-    const int experts = f.dims.experts, slot = blockIdx.x * CUDA_ROUTE_BLOCK + threadIdx.x;
-    for (int e = threadIdx.x; e < experts; e += CUDA_ROUTE_BLOCK)
-        shared[e] = 0;
+    const int keys = f.dims.experts * per, key = slot_key(f, blockIdx.x * CUDA_ROUTE_BLOCK + threadIdx.x, per);
+    for (int k = threadIdx.x; k < keys; k += CUDA_ROUTE_BLOCK)
+        shared[k] = 0;
     __syncthreads();
-    int expert = slot < f.batch.slots ? f.batch.slot_expert[slot] : -1;
-    if (expert >= 0)
-        atomicAdd(&shared[expert], 1);
+    if (key >= 0)
+        atomicAdd(&shared[key], 1);
     __syncthreads();
-    for (int e = threadIdx.x; e < experts; e += CUDA_ROUTE_BLOCK)
-        w.count[(size_t)blockIdx.x * experts + e] = shared[e];
+    for (int k = threadIdx.x; k < keys; k += CUDA_ROUTE_BLOCK)
+        w.count[(size_t)blockIdx.x * keys + k] = shared[k];
 }
 
 /* Exclusive sum over a block of 1024 threads; *total gets the whole. */
@@ -161,59 +175,69 @@ __device__ __forceinline__ int block_scan(int value, int *total)
     return before + inclusive - value;
 }
 
-/* One block, a thread an expert. */
+/* One block, two keys a thread. `segments_too`: a key is a segment. */
 __global__ void __launch_bounds__(1024)
-    scan_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int blocks, int adapters)
+    scan_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int blocks, int per, bool segments_too)
 {
     launch_begin();
-    const int experts = f.dims.experts, e = threadIdx.x;
-    int count = 0, total, segments;
-    if (e < experts) {
+    const int experts = f.dims.experts, keys = experts * per, first = 2 * threadIdx.x;
+    int count[2] = {}, total, segments;
 #pragma unroll 8
-        for (int b = 0; b < blocks; b++) {
-            int n = w.count[(size_t)b * experts + e];
-            w.count[(size_t)b * experts + e] = count;
-            count += n;
+    for (int b = 0; b < blocks; b++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (first + i < keys) {
+                int n = w.count[(size_t)b * keys + first + i];
+                w.count[(size_t)b * keys + first + i] = count[i];
+                count[i] += n;
+            }
         }
     }
-    int offset = block_scan(count, &total), segment = block_scan(count > 0, &segments);
-    if (e < experts)
-        f.routing.expert_offset[e] = offset;
-    if (e == 0)
-        f.routing.expert_offset[experts] = total;
-    if (adapters)
-        return;
-    if (count > 0) {
-        f.routing.segment_begin[segment] = offset;
-        f.routing.segment_expert[segment] = e;
-        f.routing.segment_adapter[segment] = -1;
+    int offset = block_scan(count[0] + count[1], &total), segment = block_scan((count[0] > 0) + (count[1] > 0), &segments);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int key = first + i;
+        if (key >= keys)
+            break;
+        w.base[key] = offset;
+        if (key % per == 0)
+            f.routing.expert_offset[key / per] = offset;
+        if (segments_too && count[i] > 0) {
+            f.routing.segment_begin[segment] = offset;
+            f.routing.segment_expert[segment] = key / per;
+            f.routing.segment_adapter[segment] = key % per - 1;
+            segment++;
+        }
+        offset += count[i];
     }
-    if (e == 0) {
-        f.routing.segment_begin[segments] = total;
-        *f.routing.segment_count = segments;
+    if (threadIdx.x == 0) {
+        f.routing.expert_offset[experts] = total;
+        if (segments_too) {
+            f.routing.segment_begin[segments] = total;
+            *f.routing.segment_count = segments;
+        }
     }
 }
 
 __global__ void __launch_bounds__(CUDA_ROUTE_BLOCK)
-    scatter_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int32_t *order)
+    scatter_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int per, int32_t *order)
 {
-    extern __shared__ uint16_t warp_count[]; /* [32 warps, experts] */
+    extern __shared__ uint8_t warp_count[]; /* [32 warps, keys] */
     launch_begin();
-    const int experts = f.dims.experts, slot = blockIdx.x * CUDA_ROUTE_BLOCK + threadIdx.x, warp = threadIdx.x / 32,
-              lane = threadIdx.x % 32;
-    for (int i = threadIdx.x; i < 32 * experts; i += CUDA_ROUTE_BLOCK)
-        warp_count[i] = 0;
+    const int keys = f.dims.experts * per, slot = blockIdx.x * CUDA_ROUTE_BLOCK + threadIdx.x, key = slot_key(f, slot, per),
+              warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = threadIdx.x; i < 8 * keys; i += CUDA_ROUTE_BLOCK)
+        ((uint32_t *)warp_count)[i] = 0;
     __syncthreads();
-    int expert = slot < f.batch.slots ? f.batch.slot_expert[slot] : -1;
-    unsigned same = __match_any_sync(~0u, expert);
+    unsigned same = __match_any_sync(~0u, key);
     int rank = __popc(same & ((1u << lane) - 1));
-    if (expert >= 0 && rank == 0)
-        warp_count[warp * experts + expert] = (uint16_t)__popc(same);
+    if (key >= 0 && rank == 0)
+        warp_count[warp * keys + key] = (uint8_t)__popc(same);
     __syncthreads();
-    if (expert >= 0) {
-        int position = f.routing.expert_offset[expert] + w.count[(size_t)blockIdx.x * experts + expert] + rank;
+    if (key >= 0) {
+        int position = w.base[key] + w.count[(size_t)blockIdx.x * keys + key] + rank;
         for (int i = 0; i < warp; i++)
-            position += warp_count[i * experts + expert];
+            position += warp_count[i * keys + key];
         order[position] = slot;
         f.routing.position[slot] = position;
     } else if (slot < f.batch.slots) {
@@ -320,16 +344,17 @@ cudaError_t cuda_route(struct kernel_stream *stream, const struct kernel_forward
                       dim3(SMALL_THREADS), bytes, *f, adapters);
     }
     struct route_work w = route_work_at(f);
-    int blocks = route_blocks(slots);
-    cudaError_t e = launch(stream, histogram_kernel, dim3(blocks), dim3(CUDA_ROUTE_BLOCK), 4 * (size_t)experts, *f, w);
+    const bool once = keys <= SORT_KEYS;
+    const int blocks = route_blocks(slots), per = once ? adapters + 1 : 1, sorted = experts * per;
+    cudaError_t e = launch(stream, histogram_kernel, dim3(blocks), dim3(CUDA_ROUTE_BLOCK), 4 * (size_t)sorted, *f, w, per);
     if (e == cudaSuccess)
-        e = launch(stream, scan_kernel, dim3(1), dim3(1024), 0, *f, w, blocks, adapters);
+        e = launch(stream, scan_kernel, dim3(1), dim3(1024), 0, *f, w, blocks, per, once);
     if (e == cudaSuccess)
-        e = launch(stream, scatter_kernel, dim3(blocks), dim3(CUDA_ROUTE_BLOCK), 64 * (size_t)experts, *f, w,
-                   adapters ? w.order : f->routing.order);
-    if (e == cudaSuccess && adapters)
+        e = launch(stream, scatter_kernel, dim3(blocks), dim3(CUDA_ROUTE_BLOCK), 32 * (size_t)sorted, *f, w, per,
+                   once ? f->routing.order : w.order);
+    if (e == cudaSuccess && !once)
         e = launch(stream, adapter_sort_kernel, dim3(experts), dim3(SORT_THREADS), 4 * ((size_t)adapters + 1), *f, w, adapters);
-    if (e == cudaSuccess && adapters)
+    if (e == cudaSuccess && !once)
         e = launch(stream, segment_kernel, dim3(experts), dim3(1024), 0, *f, w);
     return e;
 }
@@ -342,7 +367,7 @@ cudaError_t cuda_load_route(void)
     if (e == cudaSuccess)
         e = load(scan_kernel, 0);
     if (e == cudaSuccess)
-        e = load(scatter_kernel, 64 * KERNEL_MAX_EXPERTS);
+        e = load(scatter_kernel, 32 * SORT_KEYS);
     if (e == cudaSuccess)
         e = load(adapter_sort_kernel, 0);
     return e == cudaSuccess ? load(segment_kernel, 0) : e;

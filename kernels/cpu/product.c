@@ -138,7 +138,10 @@ static void finish_rows(const struct product_job *job, int32_t expert, int32_t f
     }
     for (int r = 0; r < rows; r++) {
         const struct output o = {.position = first + r, .expert = expert, .slot = f->routing.order[first + r], .block = block};
-        (job->down ? finish_down : finish_gate_up)(f, &o, sums + r * LAYOUT_BLOCK);
+        if (job->down)
+            finish_down(f, &o, sums + r * LAYOUT_BLOCK);
+        else
+            finish_gate_up(f, &o, sums + r * LAYOUT_BLOCK);
     }
 }
 

@@ -3,12 +3,18 @@
  * The two products for few rows an expert: bound by reading each touched expert's weights once.
  *
  * Weights are the M operand of mma m16n8k16, rows of the batch the N operand, up to DECODE_CHUNK of one expert at a time. All
- * (chunk, group of 16 weight rows) pairs are dealt out evenly to the blocks of a grid that fills the device; a block's warps
- * work on groups of their own, each streaming through a private ring of shared memory that is RING blocks of 2 KiB deep, so no
- * warp ever waits for another. The ring is filled by bulk copies (sm_90) or cp.async (sm_80); x comes through L1, which is what
- * the ring's size is taken from: 6 blocks were a tenth slower than 3.
- * Every output element is one chain of matrix instructions over k, then the adapter's over its rank: what else is in the batch
- * changes nothing. Adapters: a chunk holds runs of rows with one adapter; each run adds B s with s masked to the run's rows.
+ * (chunk, group of 16 weight rows) pairs are dealt out evenly to the blocks of a grid that fills the device. k is cut into ranges, as
+ * many as the model's sizes alone say; each is summed for itself, then the sums are added in order, so that what else is in the batch
+ * changes no bit of a row. Each warp streams its weights, pair after pair, through a private ring of shared memory that is RING blocks
+ * of 2 KiB deep and filled by bulk copies (sm_90) or cp.async (sm_80).
+ *
+ * Without adapters as many warps as there are ranges make a team: each takes its range of a pair, and one of them, another for every
+ * pair, ends it. So a block's warps all end together, however few and long its pairs are. With adapters a warp takes a pair's ranges in
+ * turn, to the same bits: a fold waits for its loads, for which a whole team would wait, pair after pair. Adapters: a chunk holds runs
+ * of rows with one adapter; each run adds B s, with s masked to the run's rows, to the whole sum.
+ *
+ * Without adapters the rings are filled before launch_wait (device.cuh), with adapters after: shrink's loads, each of which waits for
+ * the one before, would queue behind all those weights.
  *
  * Compiled twice: -DCUDA_PORTABLE=0 for sm_90a, =1 for sm_80 and PTX.
  */
@@ -17,32 +23,58 @@
 #define DECODE_WARPS 8
 #define DECODE_THREADS (DECODE_WARPS * 32)
 #define DECODE_CHUNK 32
+#define DECODE_RANGE 3 /* blocks of k that a range has at least */
 #define RING 3
 
 #define RING_BYTES ((size_t)DECODE_WARPS * RING * CUDA_BLOCK_BYTES)
+#define SUM_WARP (16 * DECODE_CHUNK / 4) /* float4 that hold a warp's sum of a whole chunk */
+#define SUM_BYTES ((size_t)DECODE_WARPS * SUM_WARP * 16)
+
+/* Shared memory: rings, then sums, then the experts' offsets and first chunks. */
+extern __shared__ __align__(128) uint8_t shared[];
+
+/* A block's share. What follows from the sizes alone is computed again where it is needed: registers are short. */
+struct decode_block {
+    int range_begin, range; /* this warp's blocks of k */
+    int shift, split, teams; /* 1 << shift warps a team */
+    int cuts; /* a warp's own range is 1 << cuts of the sizes' ranges */
+    int end; /* of the pairs */
+};
+
+template <bool DOWN> __device__ __forceinline__ int decode_groups(const struct kernel_dims &d)
+{
+    return DOWN ? d.hidden_pad / 16 : d.inter_pad / 8;
+}
+template <bool DOWN> __device__ __forceinline__ int decode_blocks(const struct kernel_dims &d)
+{
+    return (DOWN ? d.inter_pad : d.hidden_pad) / CUDA_BLOCK_K;
+}
+__device__ __forceinline__ float4 *decode_sums() { return (float4 *)(shared + RING_BYTES); }
+__device__ __forceinline__ int *decode_offset() { return (int *)(shared + RING_BYTES + SUM_BYTES); }
+__device__ __forceinline__ int *decode_first(int experts) { return decode_offset() + experts + 1; }
 
 /* Where a warp's next block of weights comes from. */
 struct decode_cursor {
-    const uint8_t *next;
+    const uint8_t *next, *expert;
     int item; /* the pair's number; at the end: none */
-    int left; /* blocks of the pair */
+    int left; /* blocks of the range */
+    int chunk; /* that `expert` was found for; -1: none */
 };
 
-struct decode_block {
-    const int *offset, *first; /* [experts + 1] in shared memory */
-    const uint8_t *weights;
-    size_t expert_bytes;
-    int groups, blocks; /* of an expert; of a group */
-    int end; /* of this block's pairs */
-};
-
-__device__ __forceinline__ void cursor_set(struct decode_cursor *c, const struct decode_block &b, int experts, int item)
+template <bool DOWN>
+__device__ __forceinline__ void cursor_set(struct decode_cursor *c, const struct kernel_forward &f, const struct decode_block &b, int item)
 {
+    const int groups = decode_groups<DOWN>(f.dims), blocks = decode_blocks<DOWN>(f.dims);
     c->item = item;
-    c->left = b.blocks;
+    c->left = b.range;
     if (item < b.end) {
-        int v = item / b.groups, e = chunks_find(b.first, experts, v);
-        c->next = b.weights + e * b.expert_bytes + group_offset(item - v * b.groups, b.blocks);
+        const int v = item / groups;
+        if (v != c->chunk) {
+            c->chunk = v;
+            c->expert = (const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up) + (size_t)b.range_begin * CUDA_STRIP_BYTES +
+                        (size_t)chunks_find(decode_first(f.dims.experts), f.dims.experts, v) * groups * blocks * CUDA_BLOCK_BYTES;
+        }
+        c->next = c->expert + group_offset(item - v * groups, blocks);
     }
 }
 
@@ -59,8 +91,9 @@ __device__ __forceinline__ void ring_init(uint32_t bars)
 }
 
 /* Starts the copy of the cursor's block into stage `stage`; with no block left, keeps the count of copies right. */
-__device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct decode_block &b, int experts, uint32_t ring, uint32_t bars,
-                                          int stage)
+template <bool DOWN>
+__device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct kernel_forward &f, const struct decode_block &b,
+                                          uint32_t ring, uint32_t bars, int stage)
 {
     if (c->item < b.end) {
 #if !CUDA_PORTABLE
@@ -80,7 +113,7 @@ __device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct 
 #endif
         c->next += CUDA_STRIP_BYTES;
         if (--c->left == 0)
-            cursor_set(c, b, experts, c->item + DECODE_WARPS);
+            cursor_set<DOWN>(c, f, b, c->item + b.teams);
     }
 #if CUDA_PORTABLE
     copy_async_commit();
@@ -100,12 +133,51 @@ __device__ __forceinline__ void ring_wait(uint32_t bars, int stage, uint32_t pha
 #endif
 }
 
-/* What lane n keeps of row n of a chunk, from one pair of the chunk to the next. */
-struct decode_rows {
-    int chunk; /* -1: of none */
-    int adapter;
-    struct kernel_lora_entry entry[2]; /* gate and up, or down */
+/* The chunk that a warp works on, kept from one pair to the next. Lane n keeps what concerns row n. */
+struct decode_chunk {
+    int number; /* -1: none */
+    int expert, begin, count;
+    int row; /* of x */
+    int adapter; /* -1: none */
+    uint64_t b[2]; /* of the adapter: gate's and up's, or down's */
+    int rank[2]; /* 0: not adapted */
 };
+
+__device__ __forceinline__ void team_sync(const struct decode_block &b)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + (threadIdx.x / 32 >> b.shift)), "r"(b.split * 32) : "memory");
+}
+
+/* Adds a team's sums, for the warp whose pair is `mine`. Where the halves of a warp's space are used in turn, the barrier of the
+ * next pair is the one behind which nobody reads this pair's any more. */
+template <int NT> __device__ __forceinline__ void team_add(float (&acc)[NT][4], const struct decode_block &b, bool mine, int round)
+{
+    if (b.split == 1)
+        return;
+    constexpr bool WHOLE = NT * 8 == DECODE_CHUNK;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float4 *sum = decode_sums() + (WHOLE ? 0 : round % 2 * (SUM_WARP / 2)) + lane;
+    if (WHOLE)
+        team_sync(b);
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+        sum[warp * SUM_WARP + j * 32] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
+    team_sync(b);
+    if (mine) {
+        sum += (warp & ~(b.split - 1)) * SUM_WARP;
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            float4 v = sum[j * 32];
+            for (int r = 1; r < b.split; r++) {
+                const float4 more = sum[r * SUM_WARP + j * 32];
+                v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
+            }
+            acc[j][0] = v.x, acc[j][1] = v.y, acc[j][2] = v.z, acc[j][3] = v.w;
+        }
+    }
+    if (WHOLE)
+        team_sync(b);
+}
 
 /* 16 ranks of a row of B or s from k on, 4 a thread: 2 in lo, 2 in hi; a last half step of 8 has 2 a thread. */
 struct decode_quad {
@@ -149,16 +221,16 @@ template <int NT> struct decode_step {
 /* acc += B s for every run of adapted rows. With few rows the loads of a step are under way while the one before is computed; with
  * more there are no registers for that, and other warps fill the time. */
 template <typename OP, bool DOWN, int NT>
-__device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct kernel_forward &f, const struct decode_rows &rows, int group,
-                                            int begin)
+__device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct kernel_forward &f, const struct decode_chunk &chunk,
+                                            int group)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const size_t stride = (size_t)f.lora.max_rank * 2;
     const int b_rows = DOWN ? f.dims.hidden_pad : f.dims.inter_pad, row0 = DOWN ? group * 16 + 2 * g : group * 8 + g,
               row1 = DOWN ? row0 + 1 : row0;
-    const uint8_t *s0 = (const uint8_t *)(DOWN ? f.s_down : f.s_gate) + (begin + g) * stride;
-    const uint8_t *s1 = (const uint8_t *)f.s_up + (begin + g) * stride;
-    unsigned left = __ballot_sync(~0u, rows.adapter >= 0 && (rows.entry[0].a != 0 || (!DOWN && rows.entry[1].a != 0))), run = 0;
+    const uint8_t *s0 = (const uint8_t *)(DOWN ? f.s_down : f.s_gate) + (chunk.begin + g) * stride;
+    const uint8_t *s1 = (const uint8_t *)f.s_up + (chunk.begin + g) * stride;
+    unsigned left = __ballot_sync(~0u, chunk.adapter >= 0 && (chunk.rank[0] > 0 || (!DOWN && chunk.rank[1] > 0))), run = 0;
     const uint8_t *b0 = NULL, *b1 = NULL;
     int r0 = 0, r1 = 0, k = 0;
     constexpr bool AHEAD = NT == 1;
@@ -169,13 +241,13 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
         k += 16;
         bool more = k < max(r0, r1);
         if (!more && left) {
-            const int lead = __ffs(left) - 1, adapter = __shfl_sync(~0u, rows.adapter, lead);
-            run = __ballot_sync(~0u, rows.adapter == adapter);
+            const int lead = __ffs(left) - 1, adapter = __shfl_sync(~0u, chunk.adapter, lead);
+            run = __ballot_sync(~0u, chunk.adapter == adapter);
             left &= ~run;
-            b0 = (const uint8_t *)__shfl_sync(~0u, rows.entry[0].b, lead);
-            r0 = __shfl_sync(~0u, rows.entry[0].a ? rows.entry[0].rank : 0, lead);
-            b1 = DOWN ? b0 : (const uint8_t *)__shfl_sync(~0u, rows.entry[1].b, lead);
-            r1 = DOWN ? r0 : __shfl_sync(~0u, rows.entry[1].a ? rows.entry[1].rank : 0, lead);
+            b0 = (const uint8_t *)__shfl_sync(~0u, chunk.b[0], lead);
+            r0 = __shfl_sync(~0u, chunk.rank[0], lead);
+            b1 = DOWN ? b0 : (const uint8_t *)__shfl_sync(~0u, chunk.b[1], lead);
+            r1 = DOWN ? r0 : __shfl_sync(~0u, chunk.rank[1], lead);
             k = 0;
             more = true;
         }
@@ -219,55 +291,41 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
 
 template <typename OP, bool DOWN, bool LORA, int NT>
 __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, const struct decode_block &b, struct decode_cursor *fill,
-                                            struct decode_rows *rows, int number, int expert, int group, int begin, int count,
-                                            uint32_t ring, uint32_t bars, uint32_t *turn)
+                                            struct decode_chunk *chunk, int group, bool fresh, int round, uint32_t ring, uint32_t bars,
+                                            uint32_t *turn)
 {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, expert = chunk->expert, begin = chunk->begin, count = chunk->count;
     const size_t ldx = DOWN ? f.dims.inter_pad : f.dims.hidden_pad;
     const OP *x[NT];
 #pragma unroll
     for (int j = 0; j < NT; j++) {
-        int n = j * 8 + g;
-        x[j] = NULL;
-        if (n < count)
-            x[j] = DOWN ? (const OP *)f.h + (size_t)(begin + n) * ldx
-                        : (const OP *)f.x + (size_t)f.batch.slot_row[f.routing.order[begin + n]] * ldx;
-        if (x[j])
-            x[j] += 16 * t;
-    }
-    const bool fresh = LORA && rows->chunk != number;
-    if (fresh) {
-        rows->chunk = number;
-        rows->adapter = adapter_at(f, begin + min(lane, count - 1));
+        const int n = j * 8 + g, row = DOWN ? begin + n : __shfl_sync(~0u, chunk->row, n);
+        x[j] = n < count ? (const OP *)(DOWN ? f.h : f.x) + row * ldx + b.range_begin * CUDA_BLOCK_K + 16 * t : NULL;
     }
 
     /* x of the blocks to come: with few rows there are registers for two. */
-    constexpr int AHEAD = NT <= 2 ? 2 : 1;
+    constexpr int AHEAD = NT <= (LORA ? 1 : 2) ? 2 : 1;
     float acc[NT][4] = {};
-    uint4 next[AHEAD][NT][2];
+    int cut = 1;
+    uint4 next[AHEAD][2][NT];
     auto load_x = [&](int j, int k, int p) {
-        return x[j] && k < b.blocks ? *reinterpret_cast<const uint4 *>(x[j] + (size_t)k * CUDA_BLOCK_K + 8 * p) : make_uint4(0, 0, 0, 0);
+        return x[j] && k < b.range ? *reinterpret_cast<const uint4 *>(x[j] + k * CUDA_BLOCK_K + 8 * p) : make_uint4(0, 0, 0, 0);
     };
 #pragma unroll
-    for (int i = 0; i < AHEAD * NT * 2; i++)
-        next[i / 2 / NT][i / 2 % NT][i % 2] = load_x(i / 2 % NT, i / 2 / NT, i % 2);
-    for (int k = 0; k < b.blocks; k++) {
-        if (LORA && fresh && k == (b.blocks > 1)) {
-            /* The adapters have come by now, and the entries will have by the end. */
-            rows->adapter = lane < count ? rows->adapter : -1;
-            const int some = max(rows->adapter, 0);
-            rows->entry[0] = *lora_entry(f, some, expert, DOWN ? KERNEL_DOWN : KERNEL_GATE);
-            if (!DOWN)
-                rows->entry[1] = *lora_entry(f, some, expert, KERNEL_UP);
-        }
-        uint4 now[NT][2];
+    for (int i = 0; i < AHEAD * 2 * NT; i++)
+        next[i / NT / 2][i / NT % 2][i % NT] = load_x(i % NT, i / NT / 2, i / NT % 2);
+    const bool mine = (threadIdx.x / 32 & (b.split - 1)) == (round & (b.split - 1)); /* this warp ends the pair */
+    for (int k = 0; k < b.range; k++) {
+        if (LORA && fresh && k == (b.range > 1)) {
+            /* The adapter has come by now, and its addresses will have by the end. */
+            chunk->adapter = lane < count ? chunk->adapter : -1;
+            const int some = max(chunk->adapter, 0);
 #pragma unroll
-        for (int i = 0; i < NT * 2; i++) {
-            const int j = i / 2, p = i % 2;
-            now[j][p] = next[0][j][p];
-            if (AHEAD == 2)
-                next[0][j][p] = next[AHEAD - 1][j][p];
-            next[AHEAD - 1][j][p] = load_x(j, k + AHEAD, p);
+            for (int i = 0; i < (DOWN ? 1 : 2); i++) {
+                const struct kernel_lora_entry *entry = lora_entry(f, some, expert, DOWN ? KERNEL_DOWN : KERNEL_GATE + i);
+                chunk->b[i] = entry->b;
+                chunk->rank[i] = entry->a ? entry->rank : 0;
+            }
         }
         int stage = *turn % RING;
         ring_wait(bars, stage, *turn / RING & 1);
@@ -275,26 +333,50 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         uint4 lo[2], hi[2];
 #pragma unroll
         for (int p = 0; p < 2; p++) {
-            uint32_t chunk = ((2 * t + p) ^ g) * 16;
-            lo[p] = shared_load_16(row + chunk);
-            hi[p] = shared_load_16(row + 1024 + chunk);
+            uint32_t at = ((2 * t + p) ^ g) * 16;
+            lo[p] = shared_load_16(row + at);
+            hi[p] = shared_load_16(row + 1024 + at);
         }
         __syncwarp();
-        ring_fill(fill, b, f.dims.experts, ring, bars, stage);
+        ring_fill<DOWN>(fill, f, b, ring, bars, stage);
         ++*turn;
 #pragma unroll
         for (int p = 0; p < 2; p++) {
 #pragma unroll
             for (int j = 0; j < NT; j++)
-                mma_16816<OP>(acc[j], lo[p].x, hi[p].x, lo[p].y, hi[p].y, now[j][p].x, now[j][p].y);
+                mma_16816<OP>(acc[j], lo[p].x, hi[p].x, lo[p].y, hi[p].y, next[0][p][j].x, next[0][p][j].y);
 #pragma unroll
             for (int j = 0; j < NT; j++)
-                mma_16816<OP>(acc[j], lo[p].z, hi[p].z, lo[p].w, hi[p].w, now[j][p].z, now[j][p].w);
+                mma_16816<OP>(acc[j], lo[p].z, hi[p].z, lo[p].w, hi[p].w, next[0][p][j].z, next[0][p][j].w);
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+                next[0][p][j] = next[AHEAD - 1][p][j];
+                next[AHEAD - 1][p][j] = load_x(j, k + AHEAD, p);
+            }
+        }
+        if (LORA && k + 1 == b.range * cut >> b.cuts) {
+            /* The end of a range: sums as a team's are. Each lane keeps its own in shared memory, for want of registers. */
+            float4 *own = decode_sums() + threadIdx.x / 32 * SUM_WARP + lane;
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+                if (cut > 1) {
+                    const float4 v = own[j * 32];
+                    acc[j][0] = v.x + acc[j][0], acc[j][1] = v.y + acc[j][1], acc[j][2] = v.z + acc[j][2], acc[j][3] = v.w + acc[j][3];
+                }
+                if (k + 1 < b.range) {
+                    own[j * 32] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
+                    acc[j][0] = acc[j][1] = acc[j][2] = acc[j][3] = 0.0f;
+                }
+            }
+            cut++;
         }
     }
 
+    team_add<NT>(acc, b, mine, round);
+    if (!mine)
+        return;
     if (LORA)
-        decode_fold<OP, DOWN, NT>(acc, f, *rows, group, begin);
+        decode_fold<OP, DOWN, NT>(acc, f, *chunk, group);
 
     if (DOWN) {
         int c = group * 16 + 2 * g;
@@ -330,52 +412,67 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
 }
 
 template <typename OP, bool DOWN, bool LORA>
-__global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_constant__ struct kernel_forward f)
+__global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_constant__ struct kernel_forward f, int shift)
 {
-    extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(8) uint64_t barrier[DECODE_WARPS][RING];
-    const int warp = threadIdx.x / 32, experts = f.dims.experts;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, experts = f.dims.experts, groups = decode_groups<DOWN>(f.dims),
+              blocks = decode_blocks<DOWN>(f.dims);
     uint32_t ring = smem_address(shared) + warp * RING * CUDA_BLOCK_BYTES, bars = smem_address(barrier[warp]);
-    int *offset = (int *)(shared + RING_BYTES), *first = offset + experts + 1;
+    int *const offset = decode_offset(), *const first = decode_first(experts);
     ring_init(bars);
-    launch_begin();
-    offsets_fill(offset, f, true);
-    int chunks = chunks_scan(offset, first, experts, DECODE_CHUNK);
+    offsets_fill(offset, f, CUDA_PORTABLE || DOWN || LORA);
+    const unsigned pairs = (unsigned)chunks_scan(offset, first, experts, DECODE_CHUNK) * groups, each = pairs / gridDim.x,
+                   rest = pairs - each * gridDim.x;
 
     struct decode_block b;
-    b.offset = offset;
-    b.first = first;
-    b.weights = (const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up);
-    b.groups = DOWN ? f.dims.hidden_pad / 16 : f.dims.inter_pad / 8;
-    b.blocks = (DOWN ? f.dims.inter_pad : f.dims.hidden_pad) / CUDA_BLOCK_K;
-    b.expert_bytes = (size_t)b.groups * b.blocks * CUDA_BLOCK_BYTES;
-    int64_t pairs = (int64_t)chunks * b.groups;
-    int item = (int)(pairs * blockIdx.x / gridDim.x) + warp;
-    b.end = (int)(pairs * (blockIdx.x + 1) / gridDim.x);
+    b.shift = LORA ? 0 : shift;
+    b.split = 1 << b.shift;
+    b.teams = DECODE_WARPS >> b.shift;
+    b.cuts = LORA ? shift : 0;
+    b.range_begin = blocks * (warp & (b.split - 1)) >> b.shift;
+    b.range = (blocks * ((warp & (b.split - 1)) + 1) >> b.shift) - b.range_begin;
+    int item = each * blockIdx.x + min(blockIdx.x, rest);
+    b.end = item + each + (blockIdx.x < rest);
+    item += warp >> b.shift;
 
     struct decode_cursor fill;
-    cursor_set(&fill, b, experts, item);
+    fill.chunk = -1;
+    if (LORA)
+        launch_begin();
+    cursor_set<DOWN>(&fill, f, b, item);
     for (int i = 0; i < RING; i++)
-        ring_fill(&fill, b, experts, ring, bars, i);
-    struct decode_rows rows = {};
-    rows.chunk = -1;
+        ring_fill<DOWN>(&fill, f, b, ring, bars, i);
+    if (!LORA)
+        launch_begin();
+    struct decode_chunk chunk = {};
+    chunk.number = -1;
     uint32_t turn = 0;
-    for (; item < b.end; item += DECODE_WARPS) {
-        int v = item / b.groups, e = chunks_find(first, experts, v), group = item - v * b.groups;
-        int begin = offset[e] + (v - first[e]) * DECODE_CHUNK, count = min(DECODE_CHUNK, offset[e + 1] - begin);
-        if (count <= 8)
-            decode_pair<OP, DOWN, LORA, 1>(f, b, &fill, &rows, v, e, group, begin, count, ring, bars, &turn);
-        else if (count <= 16)
-            decode_pair<OP, DOWN, LORA, 2>(f, b, &fill, &rows, v, e, group, begin, count, ring, bars, &turn);
+    for (int round = 0; item < b.end; item += b.teams, round++) {
+        const int v = item / groups, group = item - v * groups;
+        const bool fresh = v != chunk.number;
+        if (fresh) {
+            chunk.number = v;
+            chunk.expert = chunks_find(first, experts, v);
+            chunk.begin = offset[chunk.expert] + (v - first[chunk.expert]) * DECODE_CHUNK;
+            chunk.count = min(DECODE_CHUNK, offset[chunk.expert + 1] - chunk.begin);
+            if (LORA || !DOWN)
+                chunk.row = f.batch.slot_row[f.routing.order[chunk.begin + min(lane, chunk.count - 1)]];
+            if (LORA)
+                chunk.adapter = f.batch.row[chunk.row].adapter;
+        }
+        if (chunk.count <= 8)
+            decode_pair<OP, DOWN, LORA, 1>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
+        else if (chunk.count <= 16)
+            decode_pair<OP, DOWN, LORA, 2>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
         else
-            decode_pair<OP, DOWN, LORA, 4>(f, b, &fill, &rows, v, e, group, begin, count, ring, bars, &turn);
+            decode_pair<OP, DOWN, LORA, 4>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
     }
 #if CUDA_PORTABLE
     copy_async_wait<0>();
 #endif
 }
 
-static size_t decode_shared(int experts) { return RING_BYTES + 8 * ((size_t)experts + 1); }
+static size_t decode_shared(int experts) { return RING_BYTES + SUM_BYTES + 8 * ((size_t)experts + 1); }
 
 #if !CUDA_PORTABLE
 #define DECODE_NAME(n) n##_sm90
@@ -383,10 +480,20 @@ static size_t decode_shared(int experts) { return RING_BYTES + 8 * ((size_t)expe
 #define DECODE_NAME(n) n##_portable
 #endif
 
+/* Ranges of k, as a power of two: settled by the sizes. */
+static int decode_shift(int blocks)
+{
+    int shift = 0;
+    while (1 << shift < DECODE_WARPS && blocks >> (shift + 1) >= DECODE_RANGE)
+        shift++;
+    return shift;
+}
+
 template <typename OP, bool DOWN, bool LORA> static cudaError_t decode_launch(struct kernel_stream *stream, const struct kernel_forward *f)
 {
+    const int shift = decode_shift((DOWN ? f->dims.inter_pad : f->dims.hidden_pad) / CUDA_BLOCK_K);
     return launch(stream, decode_kernel<OP, DOWN, LORA>, dim3(2 * stream->processors), dim3(DECODE_THREADS), decode_shared(f->dims.experts),
-                  *f);
+                  *f, shift);
 }
 
 template <typename OP> static cudaError_t decode_any(struct kernel_stream *stream, const struct kernel_forward *f, bool down)

@@ -90,9 +90,16 @@ __device__ __forceinline__ void row_store_8(const float v[8], uint8_t *row, int 
             store_bytes(p + i * size, narrow_bits(dtype, v[i]), size);
 }
 
-template <typename OP> __global__ void __launch_bounds__(MOVE_THREADS) enter_kernel(const __grid_constant__ struct kernel_forward f)
+/* `early`: the launch before is one of this back end's or none (a graph's first), so the batch has arrived before this one begins,
+ * and route and gate_up, which read nothing else before their own waits, may begin while a forward before ends. */
+template <typename OP>
+__global__ void __launch_bounds__(MOVE_THREADS) enter_kernel(const __grid_constant__ struct kernel_forward f, bool early)
 {
-    launch_begin();
+    if (early)
+        launch_release();
+    launch_wait();
+    if (!early)
+        launch_release();
     struct kernel_row row = f.batch.row[blockIdx.x];
     OP *x = (OP *)f.x + (size_t)blockIdx.x * f.dims.hidden_pad;
     for (int c = (blockIdx.y * MOVE_THREADS + threadIdx.x) * 8; c < f.dims.hidden_pad; c += gridDim.y * MOVE_THREADS * 8) {
@@ -168,8 +175,13 @@ static dim3 move_grid(struct kernel_stream *stream, const struct kernel_forward 
 
 cudaError_t cuda_enter(struct kernel_stream *stream, const struct kernel_forward *f)
 {
+    /* In a graph copies are nodes or come before its launch, and kernels depend on both in full. */
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    cudaError_t e = cudaStreamIsCapturing(stream->stream, &capturing);
+    if (e != cudaSuccess)
+        return e;
     return launch(stream, f->dims.op == DTYPE_BF16 ? enter_kernel<__nv_bfloat16> : enter_kernel<__half>, move_grid(stream, f),
-                  dim3(MOVE_THREADS), 0, *f);
+                  dim3(MOVE_THREADS), 0, *f, capturing == cudaStreamCaptureStatusActive);
 }
 
 cudaError_t cuda_combine(struct kernel_stream *stream, const struct kernel_forward *f)

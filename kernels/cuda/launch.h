@@ -48,6 +48,7 @@ cudaError_t cuda_route(struct kernel_stream *stream, const struct kernel_forward
 size_t cuda_route_bytes(const struct kernel_dims *dims, int32_t max_slots);
 cudaError_t cuda_combine(struct kernel_stream *stream, const struct kernel_forward *f);
 cudaError_t cuda_shrink(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
+cudaError_t cuda_shrink_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
 cudaError_t cuda_decode_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
 cudaError_t cuda_decode_portable(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
 cudaError_t cuda_prefill_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
@@ -57,6 +58,7 @@ cudaError_t cuda_prefill_portable(struct kernel_stream *stream, const struct ker
 cudaError_t cuda_load_move(void);
 cudaError_t cuda_load_route(void);
 cudaError_t cuda_load_shrink(void);
+cudaError_t cuda_load_shrink_sm90(void);
 cudaError_t cuda_load_decode_sm90(void);
 cudaError_t cuda_load_decode_portable(void);
 cudaError_t cuda_load_prefill_sm90(void);

@@ -28,14 +28,27 @@ static enum kernel_status enter(struct kernel_stream *s, const struct kernel_for
 
 static enum kernel_status route(struct kernel_stream *s, const struct kernel_forward *f) { return status(cuda_route(s, f)); }
 
-static enum kernel_status shrink_gate_up(struct kernel_stream *s, const struct kernel_forward *f)
+static enum kernel_status shrink_sm90(struct kernel_stream *s, const struct kernel_forward *f, bool down)
 {
-    return f->batch.slots && f->lora.entry ? status(cuda_shrink(s, f, false)) : KERNEL_OK;
+    if (f->batch.slots == 0 || !f->lora.entry)
+        return KERNEL_OK;
+    return status(f->path == KERNEL_DECODE ? cuda_shrink(s, f, down) : cuda_shrink_sm90(s, f, down));
 }
 
-static enum kernel_status shrink_down(struct kernel_stream *s, const struct kernel_forward *f)
+static enum kernel_status shrink_portable(struct kernel_stream *s, const struct kernel_forward *f, bool down)
 {
-    return f->batch.slots && f->lora.entry ? status(cuda_shrink(s, f, true)) : KERNEL_OK;
+    return f->batch.slots && f->lora.entry ? status(cuda_shrink(s, f, down)) : KERNEL_OK;
+}
+
+static enum kernel_status shrink_gate_up_sm90(struct kernel_stream *s, const struct kernel_forward *f) { return shrink_sm90(s, f, false); }
+static enum kernel_status shrink_down_sm90(struct kernel_stream *s, const struct kernel_forward *f) { return shrink_sm90(s, f, true); }
+static enum kernel_status shrink_gate_up_portable(struct kernel_stream *s, const struct kernel_forward *f)
+{
+    return shrink_portable(s, f, false);
+}
+static enum kernel_status shrink_down_portable(struct kernel_stream *s, const struct kernel_forward *f)
+{
+    return shrink_portable(s, f, true);
 }
 
 static enum kernel_status combine(struct kernel_stream *s, const struct kernel_forward *f)
@@ -82,8 +95,8 @@ static enum kernel_status wait(struct kernel_stream *s) { return status(cudaStre
         .gate_up_bytes = cuda_gate_up_bytes, .down_bytes = cuda_down_bytes, .work_bytes = work_bytes, .pack_rows = CUDA_PACK_ROWS,         \
         .span = cuda_span, .pack = cuda_pack, .lora_a_bytes = cuda_lora_a_bytes, .lora_b_bytes = cuda_lora_b_bytes,                        \
         .pack_lora_a = cuda_pack_lora_a, .pack_lora_b = cuda_pack_lora_b, .enter = enter, .route = route,                                  \
-        .shrink_gate_up = shrink_gate_up, .gate_up = gate_up_##code, .shrink_down = shrink_down, .down = down_##code, .combine = combine,  \
-        .wait = wait,                                                                                                                      \
+        .shrink_gate_up = shrink_gate_up_##code, .gate_up = gate_up_##code, .shrink_down = shrink_down_##code, .down = down_##code,        \
+        .combine = combine, .wait = wait,                                                                                                  \
     }
 
 static const struct kernel_table table_sm90 = TABLE(sm90), table_portable = TABLE(portable);
@@ -99,6 +112,8 @@ static cudaError_t load_shared_code(void)
 static cudaError_t load_sm90(void)
 {
     cudaError_t e = cuda_load_decode_sm90();
+    if (e == cudaSuccess)
+        e = cuda_load_shrink_sm90();
     if (e == cudaSuccess)
         e = cuda_load_prefill_sm90();
     return e == cudaSuccess ? cuda_load_prefill_portable() : e;

@@ -170,6 +170,17 @@ golden() {
 export -f program sanitize golden
 export bin tests
 
+# Whoever ends this script ends its checks: left behind, they would share the device with what is measured next.
+stop() {
+    local pid
+    for pid in $(jobs -rp); do
+        pkill -TERM -P "$pid" || true
+    done
+}
+trap stop EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
+
 kernel_test=$(program tests/kernel/test_kernels_cuda)
 for code in sm90 portable; do
     beside kernels "kernels-$code" 300 "$kernel_test" "$code"

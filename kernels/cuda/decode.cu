@@ -90,16 +90,18 @@ __device__ __forceinline__ void ring_init(uint32_t bars)
 #endif
 }
 
-/* Starts the copy of the cursor's block into stage `stage`; with no block left, keeps the count of copies right. */
+/* Starts the copy of the cursor's block into stage `stage`; with no block left, keeps the count of copies right. Loads from shared
+ * memory that have been issued only need not have read it yet, and nothing holds a bulk copy back behind them: `read` is 0, and
+ * computed from what the last loads from this stage returned. */
 template <bool DOWN>
 __device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct kernel_forward &f, const struct decode_block &b,
-                                          uint32_t ring, uint32_t bars, int stage)
+                                          uint32_t ring, uint32_t bars, int stage, uint32_t read)
 {
     if (c->item < b.end) {
 #if !CUDA_PORTABLE
         if (threadIdx.x % 32 == 0) {
             uint32_t bar = bars + 8 * stage;
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "n"(CUDA_BLOCK_BYTES) : "memory");
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(CUDA_BLOCK_BYTES | read) : "memory");
             asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                              ring + stage * CUDA_BLOCK_BYTES),
                          "l"(c->next), "n"(CUDA_BLOCK_BYTES), "r"(bar)
@@ -337,8 +339,10 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
             lo[p] = shared_load_16(row + at);
             hi[p] = shared_load_16(row + 1024 + at);
         }
+        /* No model has so many experts, but the compiler doesn't know. */
+        const uint32_t read = (lo[0].x ^ hi[0].x ^ lo[1].x ^ hi[1].x) & (uint32_t)f.dims.experts >> 30;
         __syncwarp();
-        ring_fill<DOWN>(fill, f, b, ring, bars, stage);
+        ring_fill<DOWN>(fill, f, b, ring, bars, stage, read);
         ++*turn;
 #pragma unroll
         for (int p = 0; p < 2; p++) {
@@ -441,7 +445,7 @@ __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_
         launch_begin();
     cursor_set<DOWN>(&fill, f, b, item);
     for (int i = 0; i < RING; i++)
-        ring_fill<DOWN>(&fill, f, b, ring, bars, i);
+        ring_fill<DOWN>(&fill, f, b, ring, bars, i, 0);
     if (!LORA)
         launch_begin();
     struct decode_chunk chunk = {};

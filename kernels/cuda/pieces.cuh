@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Adapters in the prefill products: [W | B] [x | s]. After the last block of k a tile runs extra blocks of 64 columns, cut into 8
+ * Adapters in the portable prefill product: [W | B] [x | s]. After the last block of k a tile runs extra blocks of 64 columns, cut into 8
  * slots of 8 ranks. A piece is one projection of one run of equal adapters in the tile; its B fills its slots' columns of the
  * weights' side, its s those of the rows' side, with zeros for all rows outside the run. Adding exact zeros changes no bit of a
  * finite sum, and a piece starts at a multiple of its own length rounded up to a power of two (at most a block), so how a row's

@@ -23,6 +23,11 @@ __device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
+/* Has it wait for more bytes, without an arrival. */
+__device__ __forceinline__ void barrier_expect_more(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
 /* Arrives when this thread's cp.async have. */
 __device__ __forceinline__ void barrier_arrive_copies(uint32_t bar)
 {

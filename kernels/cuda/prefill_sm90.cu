@@ -9,31 +9,35 @@
  * swizzled at load, rows of x gathered by cp.async. A tile is 128 weight rows by up to 256 positions (a consumer holds 64 x N), or,
  * for experts with at most 128 rows, 256 weight rows (a consumer holds 2 x 64 x N), which halves how often x is read. A grid of one
  * block a multiprocessor walks over the tiles; the stages run on from tile to tile. Every output element is one chain of
- * instructions over k, then the adapters' blocks (pieces.cuh), whatever the tile's shape.
+ * instructions over k, then the adapters' planes (lora_sm90.cuh), whatever the tile's shape.
  *
  * What counted, in time of 8192 rows of 64 experts, H 2048, I 1024: copies of whole strips instead of groups, sources of copies in
  * registers and an epilogue without branches, together 2812 -> 1598 us; 8-byte stores of down, 1509. What didn't: arrivals by
  * cp.async itself instead of wait and fence.
+ *
+ * The consumers' loops over k stay rolled: unrolled by four, as the compiler would, they are four times the code for nothing. And no
+ * row of a tile is compared by its number where that could be told ahead: the compiler then keeps all the numbers in registers, through
+ * the whole kernel, and has none left to have more than one load of a fold under way.
  */
-#include "kernels/cuda/pieces.cuh"
+#include "kernels/cuda/lora_sm90.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 #define PRODUCERS 128
 #define HOPPER_THREADS 384
 #define STAGES 4
 #define STAGE_BYTES (48 * 1024)
-#define LIST_AT 2 /* the block at which producers list a tile's pieces: with some stages filled, nobody waits for it */
+#define LISTER 96 /* the first thread of the warp of producers that lists a tile's runs of adapters, while the others go on */
+#define LIST_AT STAGES /* the block at which it does: the others have then filled the last stage of the tile before */
 #define MOST_N 256
 #define WIDE_N 128 /* up to here tiles have 256 weight rows */
-#define PIECES (2 * MOST_N)
 #define TILES_AHEAD 8
 
 /* The tail of shared memory, after the stages. */
 struct hopper_shared {
     uint64_t full[STAGES], empty[STAGES];
-    int extra[TILES_AHEAD]; /* extra blocks of a tile */
-    int pieces;
-    struct lora_piece piece[PIECES];
+    struct lora_stage lora[STAGES]; /* what adapters' stages hold */
+    struct lora_run run[MOST_N]; /* of the tile that producers are at */
+    int runs[TILES_AHEAD], most; /* how many; their largest rank */
     int offset[KERNEL_MAX_EXPERTS + 1], first[KERNEL_MAX_EXPERTS + 1], segment[KERNEL_MAX_EXPERTS];
 };
 
@@ -91,18 +95,6 @@ __device__ __forceinline__ struct hopper_tile hopper_tile_at(const struct hopper
     return t;
 }
 
-__device__ __forceinline__ void barrier_init(uint32_t bar, int count)
-{
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count));
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
-__device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity)
-{
-    asm volatile("{\n .reg .pred p;\n WAIT_%=:\n mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n @!p bra WAIT_%=;\n }" ::"r"(bar),
-                 "r"(parity)
-                 : "memory");
-}
-
 /* ---- producers ----------------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ const uint8_t *hopper_weights(const uint8_t *weights, const struct hopper_tile &t, int groups, int blocks)
@@ -113,12 +105,9 @@ __device__ __forceinline__ const uint8_t *hopper_weights(const uint8_t *weights,
 /* Starts the copies of block k of a tile's weights into a stage; by one thread. */
 __device__ __forceinline__ void hopper_copy_weights(uint32_t at, uint32_t full, const uint8_t *w, int groups, int blocks, int k)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(groups * CUDA_BLOCK_BYTES) : "memory");
+    barrier_expect(full, groups * CUDA_BLOCK_BYTES);
     for (int i = 0; i < groups / CUDA_STRIP_GROUPS; i++)
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(at + i * CUDA_STRIP_BYTES),
-            "l"(w + ((size_t)i * blocks + k) * CUDA_STRIP_BYTES), "n"(CUDA_STRIP_BYTES), "r"(full)
-            : "memory");
+        bulk_copy(at + i * CUDA_STRIP_BYTES, w + ((size_t)i * blocks + k) * CUDA_STRIP_BYTES, CUDA_STRIP_BYTES, full);
 }
 
 /* Weights depend on no launch before: those of the first stages are on their way while routing and x are still being written. */
@@ -130,7 +119,25 @@ __device__ __forceinline__ void hopper_copy_ahead(const uint8_t *weights, const 
                             k);
 }
 
-template <typename OP, bool DOWN>
+/* Lists the runs of adapters of a tile, by one warp of the producers, while the others go on. */
+template <bool DOWN>
+__device__ __forceinline__ void hopper_list(const struct kernel_forward &f, struct hopper_shared *s, const struct hopper_tile &t,
+                                            int number, uint32_t turn, int blocks)
+{
+    /* Behind one of these nobody reads the list of the tile before. */
+    if (blocks <= LIST_AT)
+        asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
+    if (threadIdx.x < LISTER)
+        return;
+    barrier_wait(smem_address(&s->empty[turn % STAGES]), (turn / STAGES & 1) ^ 1);
+    int most, runs = lora_list<DOWN>(f, s->segment[t.expert], t.expert, t.begin, t.count, s->run, &most);
+    if (threadIdx.x == LISTER) {
+        s->runs[number % TILES_AHEAD] = runs;
+        s->most = most;
+    }
+}
+
+template <typename OP, bool DOWN, bool LORA>
 __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, uint8_t *stages, struct hopper_shared *s, int tiles,
                                                int groups, int blocks)
 {
@@ -143,7 +150,6 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
     int number = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, number++) {
         const struct hopper_tile t = hopper_tile_at(s, experts, groups, tile);
-        int extra = 0, pieces = 0, cursor = 0;
         uint32_t from[MOST_N / 16]; /* where this thread's rows of x begin, in 16 bytes; past the last the last again */
         const int turns = (t.count + 15) / 16;
 #pragma unroll
@@ -156,24 +162,15 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
         asm volatile("" : "+l"(column)); /* in registers, or every copy loads it again */
         const int list_at = min(LIST_AT, blocks - 1);
         const uint32_t x_at = t.wide ? 32 * 1024 : 16 * 1024;
-        for (int k = 0; k < blocks + extra; k++, turn++) {
-            const uint32_t stage = turn % STAGES, at = ring + stage * STAGE_BYTES, full = smem_address(&s->full[stage]);
-            barrier_wait(smem_address(&s->empty[stage]), (turn / STAGES & 1) ^ 1);
-            if (f.lora.entry && k == list_at) {
-                /* Behind the first barrier nobody reads the pieces of the tile before. */
-                asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
-                if (threadIdx.x < 32) {
-                    pieces = pieces_build<DOWN>(f, s->segment[t.expert], t.expert, t.begin, t.count, s->piece, &extra);
-                    if (threadIdx.x == 0) {
-                        s->extra[number % TILES_AHEAD] = extra;
-                        s->pieces = pieces;
-                    }
-                }
-                asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
-                extra = s->extra[number % TILES_AHEAD];
-                pieces = s->pieces;
-            }
-            if (k < blocks) {
+        /* What adapters need goes between loops, not into one: registers for it would be taken from the copies. */
+        int k = 0;
+#pragma unroll 1
+        for (int part = LORA ? 0 : 2; part < 3; part++) {
+            const int end = part == 0 ? list_at : part == 1 ? blocks - 1 : blocks;
+#pragma unroll 1
+            for (; k < end; k++, turn++) {
+                const uint32_t stage = turn % STAGES, at = ring + stage * STAGE_BYTES, full = smem_address(&s->full[stage]);
+                barrier_wait(smem_address(&s->empty[stage]), (turn / STAGES & 1) ^ 1);
                 if (threadIdx.x == 0 && (k >= STAGES || number > 0)) /* or hopper_copy_ahead has */
                     hopper_copy_weights(at, full, w, t.groups, blocks, k);
 #pragma unroll
@@ -181,23 +178,23 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                     if (i < turns)
                         copy_async_16(at + x_at + put + i * 2048, column + (size_t)from[i] * 16, true);
                 column += CUDA_BLOCK_K * 2;
-            } else {
-                struct lora_piece p;
-                bool any = piece_at(s->piece, pieces, &cursor, (k - blocks) * 8 + chunk, &p);
-                int rank8 = (k - blocks) * 8 + chunk - p.first;
-                for (int r = row0, i = 0; r < t.groups * 16; r += 16, i++) {
-                    const uint8_t *b = any ? piece_weights<DOWN>(f, p, t.group, r, rank8) : NULL;
-                    copy_async_16(at + put + i * 2048, b ? b : weights, b != NULL);
-                }
-                for (int r = row0, i = 0; r < t.count; r += 16, i++) {
-                    const uint8_t *v = any && r >= p.begin && r < p.end ? piece_rows<DOWN>(f, p, t.begin + r, rank8) : NULL;
-                    copy_async_16(at + x_at + put + i * 2048, v ? v : weights, v != NULL);
-                }
-                if (threadIdx.x == 0)
-                    barrier_arrive(full);
+                barrier_arrive_copies(full);
             }
-            /* Arrives when this thread's copies have. */
-            asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
+            if (LORA && part == 0)
+                hopper_list<DOWN>(f, s, t, number, turn, blocks);
+            else if (LORA && part == 1) /* What the first thread arrives for from here on, consumers see the list behind. */
+                asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
+        }
+        if (!LORA)
+            continue;
+        struct lora_cursor c = {s->runs[number % TILES_AHEAD], s->most, 0, 0};
+#pragma unroll 1
+        for (bool more = c.runs > 0; more; turn++) {
+            const uint32_t stage = turn % STAGES, full = smem_address(&s->full[stage]);
+            barrier_wait(smem_address(&s->empty[stage]), (turn / STAGES & 1) ^ 1);
+            more = lora_fill<DOWN, PRODUCERS>(f, s->run, &c, t.begin, t.group, t.groups, t.wide ? LORA_PIECES / 2 : LORA_PIECES,
+                                              ring + stage * STAGE_BYTES, full, &s->lora[stage]);
+            barrier_arrive_copies(full);
         }
     }
     copy_async_wait_all();
@@ -230,11 +227,15 @@ __device__ __forceinline__ void hopper_store(const struct kernel_forward &f, con
     }
     const size_t ld = DOWN ? f.dims.hidden_pad : f.dims.inter_pad;
     OP *out = (OP *)(DOWN ? f.y : f.h) + (size_t)(tile.begin + g) * ld + (DOWN ? group * 16 + 4 * t : group * 8 + 2 * t);
+    /* Rows against what is left of the tile: compared with their numbers, these would fill registers all through the kernel. */
+    const int left = tile.count - g;
     if (!DOWN && f.weights.weight_on_input) {
+        const int32_t *order = f.routing.order + tile.begin + 2 * t;
+        const int left2 = tile.count - 2 * t;
 #pragma unroll
         for (int i = 0; i < N / 4; i++) {
-            int n = i / 2 * 8 + 2 * t + i % 2;
-            float w = n < tile.count ? f.batch.slot_weight[f.routing.order[tile.begin + n]] : 0.0f;
+            const int n = i / 2 * 8 + i % 2;
+            float w = n < left2 ? f.batch.slot_weight[order[n]] : 0.0f;
             acc[i / 2 * 4 + i % 2] = w * (acc[i / 2 * 4 + i % 2] + bias0);
             acc[i / 2 * 4 + i % 2 + 2] = w * (acc[i / 2 * 4 + i % 2 + 2] + bias1);
         }
@@ -254,7 +255,7 @@ __device__ __forceinline__ void hopper_store(const struct kernel_forward &f, con
             uint32_t h = op_pair<OP>::narrow(activate_linear(linear, v0, v2), activate_linear(linear, v1, v3));
             lo = transpose_8x8(real ? h : 0);
         }
-        if (j * 8 + g < tile.count) {
+        if (j * 8 < left) {
             /* lo has channels 4 t and 4 t + 2, hi 4 t + 1 and 4 t + 3. */
             if (DOWN)
                 *reinterpret_cast<uint2 *>(out) = make_uint2(__byte_perm(lo, hi, 0x5410), __byte_perm(lo, hi, 0x7632));
@@ -265,20 +266,18 @@ __device__ __forceinline__ void hopper_store(const struct kernel_forward &f, con
     }
 }
 
-template <typename OP, bool DOWN, int MT, int N>
+template <typename OP, bool DOWN, bool LORA, int MT, int N>
 __device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, const struct hopper_tile &tile, uint32_t ring,
                                                struct hopper_shared *s, int blocks, int number, uint32_t *turn)
 {
     const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
     float acc[MT][N / 2] = {}; /* not left to the first instruction: every tile shape's would live through the loop over tiles */
-    int total = blocks;
-    for (int k = 0; k < total; k++, ++*turn) {
+#pragma unroll 1 /* four times the code has to come from afar */
+    for (int k = 0; k < blocks; k++, ++*turn) {
         const uint32_t stage = *turn % STAGES, at = ring + stage * STAGE_BYTES;
         barrier_wait(smem_address(&s->full[stage]), *turn / STAGES & 1);
         /* cp.async wrote by the generic proxy, wgmma reads by the other. */
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        if (k == blocks - 1 && f.lora.entry)
-            total += s->extra[number % TILES_AHEAD];
         const uint64_t x = wgmma_tile(at + (MT == 2 ? 32 * 1024 : 16 * 1024)), w = wgmma_tile(at + consumer * MT * 8192);
         wgmma_begin();
 #pragma unroll
@@ -297,12 +296,25 @@ __device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, c
     wgmma_wait<0>();
     if (lane == 0)
         barrier_arrive(smem_address(&s->empty[(*turn - 1) % STAGES]));
+    if (LORA) {
+#pragma unroll 1
+        for (bool more = s->runs[number % TILES_AHEAD] > 0; more; ++*turn) {
+            const uint32_t stage = *turn % STAGES;
+            barrier_wait(smem_address(&s->full[stage]), *turn / STAGES & 1);
+            more = !s->lora[stage].last;
+            lora_fold<OP, DOWN, MT, N, MT * 8>(acc, ring + stage * STAGE_BYTES, &s->lora[stage], consumer * MT * 4 + threadIdx.x / 32 % 4);
+            __syncwarp();
+            if (lane == 0)
+                barrier_arrive(smem_address(&s->empty[stage]));
+        }
+    }
 #pragma unroll
     for (int m = 0; m < MT; m++)
         hopper_store<OP, DOWN, N>(f, tile, (consumer * MT + m) * 4 + threadIdx.x / 32 % 4, acc[m]);
 }
 
-template <typename OP, bool DOWN>
+/* LORA: with adapters. Rows without one meet the same instructions in both; the code for adapters alone costs those who have none. */
+template <typename OP, bool DOWN, bool LORA>
 __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_constant__ struct kernel_forward f)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -318,22 +330,28 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
     const int blocks = (DOWN ? f.dims.inter_pad : f.dims.hidden_pad) / CUDA_BLOCK_K;
     /* Down comes two launches after routing, and so does gate_up after shrink. The fill's barrier is the one that orders the barriers'
      * initialization before their use. */
-    offsets_fill(s->offset, f, DOWN || f.lora.entry);
+    offsets_fill(s->offset, f, DOWN || LORA);
     const int tiles = hopper_scan(s, f.dims.experts, groups);
     if (threadIdx.x == 0 && (int)blockIdx.x < tiles)
         hopper_copy_ahead((const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up), s,
                           hopper_tile_at(s, f.dims.experts, groups, blockIdx.x), smem_address(shared), groups, blocks);
     launch_begin();
-    if (f.lora.entry) {
+    if (LORA) {
         segments_first(s->segment, f);
         __syncthreads();
     }
-    /* 88 + 2 * 208 = 3 * 168: what the launch took is all there is to share; asking for more waits for ever. */
+    /* 88 + 2 * 208 = 104 + 2 * 200 = 3 * 168: what the launch took is all there is to share; asking for more waits for ever. */
     if (threadIdx.x < PRODUCERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
-        hopper_produce<OP, DOWN>(f, shared, s, tiles, groups, blocks);
+        if (LORA)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
+        else
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+        hopper_produce<OP, DOWN, LORA>(f, shared, s, tiles, groups, blocks);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        if (LORA)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+        else
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
         uint32_t turn = 0;
         int number = 0;
         const uint32_t ring = smem_address(shared);
@@ -341,23 +359,23 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
             const struct hopper_tile t = hopper_tile_at(s, f.dims.experts, groups, tile);
             if (t.wide) {
                 if (t.count <= 16)
-                    hopper_consume<OP, DOWN, 2, 16>(f, t, ring, s, blocks, number, &turn);
+                    hopper_consume<OP, DOWN, LORA, 2, 16>(f, t, ring, s, blocks, number, &turn);
                 else if (t.count <= 32)
-                    hopper_consume<OP, DOWN, 2, 32>(f, t, ring, s, blocks, number, &turn);
+                    hopper_consume<OP, DOWN, LORA, 2, 32>(f, t, ring, s, blocks, number, &turn);
                 else if (t.count <= 64)
-                    hopper_consume<OP, DOWN, 2, 64>(f, t, ring, s, blocks, number, &turn);
+                    hopper_consume<OP, DOWN, LORA, 2, 64>(f, t, ring, s, blocks, number, &turn);
                 else if (t.count <= 96)
-                    hopper_consume<OP, DOWN, 2, 96>(f, t, ring, s, blocks, number, &turn);
+                    hopper_consume<OP, DOWN, LORA, 2, 96>(f, t, ring, s, blocks, number, &turn);
                 else
-                    hopper_consume<OP, DOWN, 2, 128>(f, t, ring, s, blocks, number, &turn);
+                    hopper_consume<OP, DOWN, LORA, 2, 128>(f, t, ring, s, blocks, number, &turn);
             } else if (t.count <= 160) {
-                hopper_consume<OP, DOWN, 1, 160>(f, t, ring, s, blocks, number, &turn);
+                hopper_consume<OP, DOWN, LORA, 1, 160>(f, t, ring, s, blocks, number, &turn);
             } else if (t.count <= 192) {
-                hopper_consume<OP, DOWN, 1, 192>(f, t, ring, s, blocks, number, &turn);
+                hopper_consume<OP, DOWN, LORA, 1, 192>(f, t, ring, s, blocks, number, &turn);
             } else if (t.count <= 224) {
-                hopper_consume<OP, DOWN, 1, 224>(f, t, ring, s, blocks, number, &turn);
+                hopper_consume<OP, DOWN, LORA, 1, 224>(f, t, ring, s, blocks, number, &turn);
             } else {
-                hopper_consume<OP, DOWN, 1, 256>(f, t, ring, s, blocks, number, &turn);
+                hopper_consume<OP, DOWN, LORA, 1, 256>(f, t, ring, s, blocks, number, &turn);
             }
         }
     }
@@ -367,7 +385,8 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
 
 template <typename OP, bool DOWN> static cudaError_t hopper_launch(struct kernel_stream *stream, const struct kernel_forward *f)
 {
-    return launch(stream, hopper_kernel<OP, DOWN>, dim3(stream->processors), dim3(HOPPER_THREADS), HOPPER_SHARED, *f);
+    return launch(stream, f->lora.entry ? hopper_kernel<OP, DOWN, true> : hopper_kernel<OP, DOWN, false>, dim3(stream->processors),
+                  dim3(HOPPER_THREADS), HOPPER_SHARED, *f);
 }
 
 cudaError_t cuda_prefill_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down)
@@ -377,12 +396,18 @@ cudaError_t cuda_prefill_sm90(struct kernel_stream *stream, const struct kernel_
     return down ? hopper_launch<__half, true>(stream, f) : hopper_launch<__half, false>(stream, f);
 }
 
+template <typename OP> static cudaError_t hopper_load()
+{
+    cudaError_t e = load(hopper_kernel<OP, false, false>, HOPPER_SHARED);
+    if (e == cudaSuccess)
+        e = load(hopper_kernel<OP, false, true>, HOPPER_SHARED);
+    if (e == cudaSuccess)
+        e = load(hopper_kernel<OP, true, false>, HOPPER_SHARED);
+    return e == cudaSuccess ? load(hopper_kernel<OP, true, true>, HOPPER_SHARED) : e;
+}
+
 cudaError_t cuda_load_prefill_sm90(void)
 {
-    cudaError_t e = load(hopper_kernel<__nv_bfloat16, false>, HOPPER_SHARED);
-    if (e == cudaSuccess)
-        e = load(hopper_kernel<__nv_bfloat16, true>, HOPPER_SHARED);
-    if (e == cudaSuccess)
-        e = load(hopper_kernel<__half, false>, HOPPER_SHARED);
-    return e == cudaSuccess ? load(hopper_kernel<__half, true>, HOPPER_SHARED) : e;
+    cudaError_t e = hopper_load<__nv_bfloat16>();
+    return e == cudaSuccess ? hopper_load<__half>() : e;
 }

@@ -2,11 +2,11 @@
 """Start, drain and end; listeners of every kind; service managers."""
 from harness import *
 
-SLOW_MODEL = ["--synthetic", "E=8,K=2,H=1024,I=2048,L=1", "--max-batch-rows", "32", "--max-body-bytes", "64M"]
+SLOW_MODEL = [*LASTING, "--max-batch-rows", "32", "--max-body-bytes", "64M"]
 LOADS_LONG = ["--synthetic", "E=64,K=2,H=2048,I=2048,L=2"]
 
 
-def long_request(server, rows=1200 if SLOW == 1 else 100):
+def long_request(server, rows=1200):
     """A socket on which an answer will come after a while, but before a drain times out."""
     c = server.connect()
     c.sendall(heavy(rows, 1024, 8))

@@ -74,7 +74,7 @@ def test_probes_are_quiet():
 
 
 def test_end():
-    with Server("--synthetic", "E=8,K=2,H=1024,I=2048,L=1", "--max-batch-rows", "32", "--max-body-bytes", "64M") as s:
+    with Server(*LASTING, "--max-batch-rows", "32", "--max-body-bytes", "64M") as s:
         with s.connect() as c:
             c.sendall(b"POST /moe/forward HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{")
             time.sleep(0.3 * SLOW)

@@ -4,7 +4,6 @@ from harness import *
 
 BODY, HEADERS = forward_body(tokens(rows=4), binary=True)
 HEAD = (f"POST /moe/forward HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: {HEADERS['Inference-Header-Content-Length']}\r\n").encode()
-BIG = ["--synthetic", "E=8,K=2,H=1024,I=2048,L=1"]
 
 
 def trickle(server, start, drop, limit):
@@ -108,7 +107,7 @@ def busy(server, rows=512, count=1):
 
 
 def test_vanishing_in_the_queue():
-    with Server(*BIG, "--max-batch-rows", "2048") as s:
+    with Server(*LASTING, "--max-batch-rows", "2048") as s:
         first = busy(s, rows=2048, count=3)
         eventually(lambda: re.search(r"^expertd_running_rows [1-9]", s.call("GET", "/metrics").body.decode(), re.M))
         # These wait behind; they go away without having been computed.
@@ -136,7 +135,7 @@ def test_half_closed():
 
 
 def test_vanishing_in_the_reply():
-    with Server(*BIG, "--max-body-bytes", "64M") as s:
+    with Server(*LASTING, "--max-body-bytes", "64M") as s:
         before = staging(s)
         for c in busy(s, rows=2000, count=2):
             assert c.recv(100)
@@ -147,7 +146,7 @@ def test_vanishing_in_the_reply():
 
 def test_reader_that_stalls():
     """Its reply's memory comes back once the time for the reply is up."""
-    with Server(*BIG, "--request-timeout-s", "2", "--max-body-bytes", "64M") as s:
+    with Server(*LASTING, "--request-timeout-s", "2", "--max-body-bytes", "64M") as s:
         before = staging(s)
         data = heavy(2000, 1024, 2)
         c = socket.socket()
@@ -184,7 +183,7 @@ def test_connection_limit():
 
 
 def test_queue_full():
-    with Server(*BIG, "--queue-rows", "600", "--max-batch-rows", "64") as s:
+    with Server(*LASTING, "--queue-rows", "600", "--max-batch-rows", "64") as s:
         first = busy(s, rows=512, count=1)
         time.sleep(0.05)
         seen = set()
@@ -213,7 +212,7 @@ def test_bytes_in_flight():
 
 
 def test_deadline():
-    with Server(*BIG, "--request-timeout-s", "1", "--max-batch-rows", "32", "--max-body-bytes", "64M") as s:
+    with Server(*LASTING, "--request-timeout-s", "1", "--max-batch-rows", "32", "--max-body-bytes", "64M") as s:
         made = busy(s, rows=250, count=8)
         statuses = []
         for c in made:

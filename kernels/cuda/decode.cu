@@ -83,8 +83,8 @@ __device__ __forceinline__ void ring_init(uint32_t bars)
 #if !CUDA_PORTABLE
     if (threadIdx.x % 32 == 0) {
         for (int i = 0; i < RING; i++)
-            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(bars + 8 * i) : "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            barrier_init(bars + 8 * i, 1);
+        fence_async_proxy();
     }
     __syncwarp();
 #endif
@@ -101,11 +101,8 @@ __device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct 
 #if !CUDA_PORTABLE
         if (threadIdx.x % 32 == 0) {
             uint32_t bar = bars + 8 * stage;
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(CUDA_BLOCK_BYTES | read) : "memory");
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                             ring + stage * CUDA_BLOCK_BYTES),
-                         "l"(c->next), "n"(CUDA_BLOCK_BYTES), "r"(bar)
-                         : "memory");
+            barrier_expect(bar, CUDA_BLOCK_BYTES | read);
+            bulk_copy(ring + stage * CUDA_BLOCK_BYTES, c->next, CUDA_BLOCK_BYTES, bar);
         }
 #else
 #pragma unroll
@@ -125,10 +122,7 @@ __device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct 
 __device__ __forceinline__ void ring_wait(uint32_t bars, int stage, uint32_t phase)
 {
 #if !CUDA_PORTABLE
-    asm volatile(
-        "{\n .reg .pred p;\n WAIT_%=:\n mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n @!p bra WAIT_%=;\n }" ::"r"(bars + 8 * stage),
-        "r"(phase)
-        : "memory");
+    barrier_wait(bars + 8 * stage, phase);
 #else
     copy_async_wait<RING - 1>();
     __syncwarp();
@@ -145,10 +139,7 @@ struct decode_chunk {
     int rank[2]; /* 0: not adapted */
 };
 
-__device__ __forceinline__ void team_sync(const struct decode_block &b)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + (threadIdx.x / 32 >> b.shift)), "r"(b.split * 32) : "memory");
-}
+__device__ __forceinline__ void team_sync(const struct decode_block &b) { bar_sync(1 + (threadIdx.x / 32 >> b.shift), b.split * 32); }
 
 /* Adds a team's sums, for the warp whose pair is `mine`. Where the halves of a warp's space are used in turn, the barrier of the
  * next pair is the one behind which nobody reads this pair's any more. */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the kernels share on the device: operand types, matrix instructions, asynchronous copies, launches.
+ * What the kernels share on the device: operand types, the activation, launches, offsets, adapters. Instructions: ptx.cuh.
  */
 #ifndef EXPERTD_KERNELS_CUDA_DEVICE_CUH
 #define EXPERTD_KERNELS_CUDA_DEVICE_CUH
 
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -55,12 +56,9 @@ __device__ __forceinline__ struct gated_linear gated_linear_of(enum kernel_activ
 
 __device__ __forceinline__ float activate_linear(const struct gated_linear &a, float g, float u)
 {
-    float e, r;
-    asm("min.NaN.f32 %0, %0, %1;" : "+f"(g) : "f"(a.limit));
-    asm("min.NaN.f32 %0, %0, %1;" : "+f"(u) : "f"(a.limit));
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(u) : "f"(-a.limit));
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a.scale * g));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+    g = min_nan(g, a.limit);
+    u = max_nan(min_nan(u, a.limit), -a.limit);
+    const float e = ex2_approx(a.scale * g), r = rcp_approx(1.0f + e);
     return g * r * (u + a.beta);
 }
 
@@ -72,47 +70,9 @@ __device__ __forceinline__ float activate(enum kernel_activation act, float g, f
     return 0.5f * g * (1.0f + t) * u;
 }
 
-/* ---- matrix instructions ------------------------------------------------------------------------------- */
-
-/* c[16x8] += a[16x16] b[16x8]. Which columns of k a thread's registers stand for is free, as long as a and b agree. */
-template <typename OP>
-__device__ __forceinline__ void mma_16816(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1);
-template <>
-__device__ __forceinline__ void mma_16816<__nv_bfloat16>(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                                         uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-template <>
-__device__ __forceinline__ void mma_16816<__half>(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/* ---- copies -------------------------------------------------------------------------------------------- */
+/* ---- addresses ----------------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ uint32_t smem_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-/* 16 bytes; zeros are written when `valid` is false, and nothing is read. */
-__device__ __forceinline__ void copy_async_16(uint32_t dst, const void *src, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-
-__device__ __forceinline__ void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-__device__ __forceinline__ uint4 shared_load_16(uint32_t address)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
-    return v;
-}
 
 /* ---- overlapping launches ------------------------------------------------------------------------------ */
 
@@ -127,19 +87,8 @@ __device__ __forceinline__ uint4 shared_load_16(uint32_t address)
  *    n - 2 and all before it are complete, and n may read what they wrote before its own launch_wait; what n - 1 writes needs it.
  *  - a batch's arrays, weights and adapters are written by copies, on which launches depend in full: they may always be read.
  * What is read before launch_wait, other than these three, is read past the first-level cache (__ldcg). */
-__device__ __forceinline__ void launch_wait()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void launch_release()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void launch_wait() { grid_wait(); }
+__device__ __forceinline__ void launch_release() { grid_release(); }
 
 /* For kernels that have nothing to do before. */
 __device__ __forceinline__ void launch_begin()

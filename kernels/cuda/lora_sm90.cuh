@@ -150,17 +150,6 @@ __device__ __forceinline__ bool lora_fill(const struct kernel_forward &f, const 
 
 /* ---- consumers ----------------------------------------------------------------------------------------- */
 
-/* 8 bytes, or zeros. */
-__device__ __forceinline__ uint2 shared_load_8(uint32_t address, bool valid)
-{
-    uint2 v;
-    asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n @p ld.shared.v2.u32 {%0,%1}, [%2];\n }"
-                 : "=&r"(v.x), "=&r"(v.y)
-                 : "r"(address), "r"((uint32_t)valid)
-                 : "memory");
-    return v;
-}
-
 /* acc += B s of one stage, for M tiles of 16 rows a warp, 64 rows apart; `local` is the warp's first group in the tile of GROUPS groups. A
  * thread has ranks 4 t .. 4 t + 3 of the plane. */
 template <typename OP, bool DOWN, int M, int N, int GROUPS>

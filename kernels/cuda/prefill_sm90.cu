@@ -126,7 +126,7 @@ __device__ __forceinline__ void hopper_list(const struct kernel_forward &f, stru
 {
     /* Behind one of these nobody reads the list of the tile before. */
     if (blocks <= LIST_AT)
-        asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
+        bar_sync(1, PRODUCERS);
     if (threadIdx.x < LISTER)
         return;
     barrier_wait(smem_address(&s->empty[turn % STAGES]), (turn / STAGES & 1) ^ 1);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                 from[i] = (DOWN ? (uint32_t)position : (uint32_t)f.batch.slot_row[f.routing.order[position]]) * ldx;
         }
         const uint8_t *w = hopper_weights(weights, t, groups, blocks), *column = x;
-        asm volatile("" : "+l"(column)); /* in registers, or every copy loads it again */
+        keep_in_register(column); /* in registers, or every copy loads it again */
         const int list_at = min(LIST_AT, blocks - 1);
         const uint32_t x_at = t.wide ? 32 * 1024 : 16 * 1024;
         /* What adapters need goes between loops, not into one: registers for it would be taken from the copies. */
@@ -183,7 +183,7 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
             if (LORA && part == 0)
                 hopper_list<DOWN>(f, s, t, number, turn, blocks);
             else if (LORA && part == 1) /* What the first thread arrives for from here on, consumers see the list behind. */
-                asm volatile("bar.sync 1, %0;" ::"n"(PRODUCERS) : "memory");
+                bar_sync(1, PRODUCERS);
         }
         if (!LORA)
             continue;
@@ -201,14 +201,6 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
 }
 
 /* ---- consumers ----------------------------------------------------------------------------------------- */
-
-/* Transposes 8 x 8 elements that a warp holds as mma fragments do. */
-__device__ __forceinline__ uint32_t transpose_8x8(uint32_t v)
-{
-    uint32_t r;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
-    return r;
-}
 
 template <typename OP, bool DOWN, int N>
 __device__ __forceinline__ void hopper_store(const struct kernel_forward &f, const struct hopper_tile &tile, int local, float *acc)
@@ -277,7 +269,7 @@ __device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, c
         const uint32_t stage = *turn % STAGES, at = ring + stage * STAGE_BYTES;
         barrier_wait(smem_address(&s->full[stage]), *turn / STAGES & 1);
         /* cp.async wrote by the generic proxy, wgmma reads by the other. */
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        fence_async_proxy();
         const uint64_t x = wgmma_tile(at + (MT == 2 ? 32 * 1024 : 16 * 1024)), w = wgmma_tile(at + consumer * MT * 8192);
         wgmma_begin();
 #pragma unroll
@@ -324,7 +316,7 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
             barrier_init(smem_address(&s->full[i]), PRODUCERS + 1);
             barrier_init(smem_address(&s->empty[i]), 8);
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        fence_async_proxy();
     }
     const int groups = DOWN ? f.dims.hidden_pad / 16 : f.dims.inter_pad / 8;
     const int blocks = (DOWN ? f.dims.inter_pad : f.dims.hidden_pad) / CUDA_BLOCK_K;
@@ -343,15 +335,15 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
     /* 88 + 2 * 208 = 104 + 2 * 200 = 3 * 168: what the launch took is all there is to share; asking for more waits for ever. */
     if (threadIdx.x < PRODUCERS) {
         if (LORA)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
+            registers_decrease<104>();
         else
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+            registers_decrease<88>();
         hopper_produce<OP, DOWN, LORA>(f, shared, s, tiles, groups, blocks);
     } else {
         if (LORA)
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+            registers_increase<200>();
         else
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+            registers_increase<208>();
         uint32_t turn = 0;
         int number = 0;
         const uint32_t ring = smem_address(shared);

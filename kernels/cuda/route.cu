@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(SMALL_THREADS) route_small_kernel(const __grid
     for (int i = threadIdx.x; i < slots; i += SMALL_THREADS) {
         int expert = f.batch.slot_expert[i], k = -1;
         /* Read by the products and combine, who would wait for memory behind the weights. */
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(f.batch.slot_row + i));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(f.batch.slot_weight + i));
+        prefetch_l2(f.batch.slot_row + i);
+        prefetch_l2(f.batch.slot_weight + i);
         if (expert >= 0) {
             k = expert * per;
             if (adapters)

@@ -343,14 +343,6 @@ __device__ __forceinline__ void shrink_stream_v(const struct kernel_forward &f, 
 
 /* ---- products ------------------------------------------------------------------------------------------ */
 
-/* Transposes 8 x 8 elements that a warp holds as mma fragments do. */
-__device__ __forceinline__ uint32_t transpose_8x8(uint32_t v)
-{
-    uint32_t r;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
-    return r;
-}
-
 template <typename OP, bool DOWN, int N>
 __device__ __forceinline__ void shrink_store(const struct kernel_forward &f, const struct shrink_unit *u, int m, const float *acc)
 {
@@ -376,7 +368,7 @@ __device__ __forceinline__ void shrink_store(const struct kernel_forward &f, con
     }
 }
 
-/* The part of a tile's descriptor that says where; the rest never changes. */
+/* The part of a tile's descriptor (wgmma.cuh) that says where, bits 0-31; the rest never changes. */
 __device__ __forceinline__ uint32_t tile_low(uint32_t address) { return (uint32_t)wgmma_tile(address); }
 __device__ __forceinline__ uint64_t tile_of(uint32_t low) { return (uint64_t)(uint32_t)(wgmma_tile(0) >> 32) << 32 | low; }
 
@@ -397,7 +389,7 @@ __device__ __forceinline__ void shrink_multiply(const struct kernel_forward &f, 
             const uint32_t stage = ring + at->stage * STAGE_BYTES;
             barrier_wait(smem_address(&s->full[at->stage]), at->phase);
             /* cp.async wrote by the generic proxy, wgmma reads by the other. */
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            fence_async_proxy();
             uint32_t a = tile_low(stage), v = tile_low(stage + each * ranks * 128);
             const int n = min(each, end - k);
             for (int b = 0; b < n; b++, a += a_block, v += v_block) {
@@ -472,7 +464,7 @@ __device__ __forceinline__ void shrink_prefetch_entries(const struct kernel_forw
     const int64_t bytes = (int64_t)f.lora.adapters * f.dims.experts * KERNEL_PROJECTIONS * (int64_t)sizeof(struct kernel_lora_entry);
     const int64_t at = ((int64_t)blockIdx.x * SHRINK_THREADS + threadIdx.x) * 128;
     if (at < bytes)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"((const uint8_t *)f.lora.entry + at));
+        prefetch_l2((const uint8_t *)f.lora.entry + at);
 }
 
 template <typename OP, bool DOWN>
@@ -490,7 +482,7 @@ __global__ void __launch_bounds__(SHRINK_THREADS, 1) shrink_sm90_kernel(const __
             barrier_init(smem_address(&s->unit_empty[i]), (CONSUMER_THREADS + GATHER_THREADS) / 32 + 1);
             barrier_init(smem_address(&s->rows_full[i]), 32);
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        fence_async_proxy();
     }
     __syncthreads();
     const uint32_t ring = smem_address(shared);

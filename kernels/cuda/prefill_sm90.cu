@@ -159,7 +159,7 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                 from[i] = (DOWN ? (uint32_t)position : (uint32_t)f.batch.slot_row[f.routing.order[position]]) * ldx;
         }
         const uint8_t *w = hopper_weights(weights, t, groups, blocks), *column = x;
-        keep_in_register(column); /* in registers, or every copy loads it again */
+        column = keep_in_register(column); /* or every copy loads it again */
         const int list_at = min(LIST_AT, blocks - 1);
         const uint32_t x_at = t.wide ? 32 * 1024 : 16 * 1024;
         /* What adapters need goes between loops, not into one: registers for it would be taken from the copies. */

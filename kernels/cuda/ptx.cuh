@@ -53,9 +53,12 @@ __device__ __forceinline__ float rcp_approx(float v)
 
 /* ---- registers ----------------------------------------------------------------------------------------- */
 
-/* Does nothing, but the optimizer knows nothing of the pointer's value any more: it keeps it in a register, instead of loading or
- * computing it again. */
-template <typename T> __device__ __forceinline__ void keep_in_register(T *&p) { asm volatile("" : "+l"(p)); }
+/* Returns p, of which the optimizer knows nothing any more: it keeps it in a register, instead of loading or computing it again. */
+template <typename T> __device__ __forceinline__ T *keep_in_register(T *p)
+{
+    asm volatile("" : "+l"(p));
+    return p;
+}
 
 /* For a whole warpgroup, registers a thread, N a multiple of 8: hands back all above N; waits until it has N, of those that the block's
  * other warpgroups have handed back. sm_90a. */

@@ -133,6 +133,19 @@ __device__ __forceinline__ size_t group_offset(int group, int blocks)
     return ((size_t)(group / CUDA_STRIP_GROUPS) * blocks * CUDA_STRIP_GROUPS + group % CUDA_STRIP_GROUPS) * CUDA_BLOCK_BYTES;
 }
 
+/* ---- sums over a warp ---------------------------------------------------------------------------------- */
+
+/* The sum of the lanes' values up to this one's, for a whole warp. `lane` is the thread's, which the first warp has in threadIdx.x. */
+__device__ __forceinline__ int warp_sum_inclusive(int v, int lane)
+{
+    for (int d = 1; d < 32; d *= 2) {
+        int before = __shfl_up_sync(~0u, v, d);
+        if (lane >= d)
+            v += before;
+    }
+    return v;
+}
+
 /* ---- offsets of experts -------------------------------------------------------------------------------- */
 
 /* Fills offset[0..experts], the first position of each expert, before launch_wait; for all threads of a block, ends with a barrier.
@@ -160,12 +173,7 @@ __device__ __forceinline__ void offsets_fill(int *offset, const struct kernel_fo
         int each = (experts + 31) / 32, begin = min((int)threadIdx.x * each, experts), end = min(begin + each, experts), sum = 0;
         for (int e = begin; e < end; e++)
             sum += offset[e + 1];
-        int inclusive = sum;
-        for (int d = 1; d < 32; d *= 2) {
-            int v = __shfl_up_sync(~0u, inclusive, d);
-            if ((int)threadIdx.x >= d)
-                inclusive += v;
-        }
+        const int inclusive = warp_sum_inclusive(sum, threadIdx.x);
         int running = inclusive - sum;
         for (int e = begin; e < end; e++) {
             running += offset[e + 1];
@@ -185,12 +193,7 @@ __device__ __forceinline__ int chunks_scan(const int *offset, int *first, int ex
         int each = (experts + 31) / 32, begin = min((int)threadIdx.x * each, experts), end = min(begin + each, experts), sum = 0;
         for (int e = begin; e < end; e++)
             sum += (offset[e + 1] - offset[e] + chunk - 1) / chunk;
-        int inclusive = sum;
-        for (int d = 1; d < 32; d *= 2) {
-            int v = __shfl_up_sync(~0u, inclusive, d);
-            if ((int)threadIdx.x >= d)
-                inclusive += v;
-        }
+        const int inclusive = warp_sum_inclusive(sum, threadIdx.x);
         int running = inclusive - sum;
         for (int e = begin; e < end; e++) {
             first[e] = running;

@@ -61,12 +61,7 @@ __device__ __forceinline__ int hopper_scan(struct hopper_shared *s, int experts,
         int each = (experts + 31) / 32, begin = min((int)threadIdx.x * each, experts), end = min(begin + each, experts), sum = 0;
         for (int e = begin; e < end; e++)
             sum += hopper_units(s->offset[e + 1] - s->offset[e], groups);
-        int inclusive = sum;
-        for (int d = 1; d < 32; d *= 2) {
-            int v = __shfl_up_sync(~0u, inclusive, d);
-            if ((int)threadIdx.x >= d)
-                inclusive += v;
-        }
+        const int inclusive = warp_sum_inclusive(sum, threadIdx.x);
         int running = inclusive - sum;
         for (int e = begin; e < end; e++) {
             s->first[e] = running;

@@ -159,12 +159,7 @@ __global__ void __launch_bounds__(CUDA_ROUTE_BLOCK)
 __device__ __forceinline__ int block_scan(int value, int *total)
 {
     __shared__ int warp_sum[32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, inclusive = value;
-    for (int d = 1; d < 32; d *= 2) {
-        int v = __shfl_up_sync(~0u, inclusive, d);
-        if (lane >= d)
-            inclusive += v;
-    }
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, inclusive = warp_sum_inclusive(value, lane);
     __syncthreads();
     if (lane == 31)
         warp_sum[warp] = inclusive;
@@ -266,13 +261,9 @@ __global__ void __launch_bounds__(SORT_THREADS)
     __syncthreads();
     int position = begin, segments = 0;
     for (int b0 = 0; b0 < bins; b0 += SORT_THREADS) {
-        int b = b0 + threadIdx.x, count = b < bins ? shared[b] : 0, sum = count;
-        unsigned used = __ballot_sync(~0u, count > 0);
-        for (int d = 1; d < 32; d *= 2) {
-            int v = __shfl_up_sync(~0u, sum, d);
-            if (lane >= d)
-                sum += v;
-        }
+        int b = b0 + threadIdx.x, count = b < bins ? shared[b] : 0;
+        const unsigned used = __ballot_sync(~0u, count > 0);
+        const int sum = warp_sum_inclusive(count, lane);
         if (lane == 31)
             warp_sum[warp] = sum, warp_used[warp] = __popc(used);
         __syncthreads();

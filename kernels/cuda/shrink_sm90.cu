@@ -152,12 +152,7 @@ template <bool DOWN> __device__ __forceinline__ void shrink_list(const struct ke
             units[j] = real ? (now[j].end - now[j].begin + most - 1) / most * parts : 0;
             sum += units[j];
         }
-        int inclusive = sum;
-        for (int d = 1; d < 32; d *= 2) {
-            int v = __shfl_up_sync(~0u, inclusive, d);
-            if (lane >= d)
-                inclusive += v;
-        }
+        const int inclusive = warp_sum_inclusive(sum, lane);
         const int total = __shfl_sync(~0u, inclusive, 31), first = before + inclusive - sum;
         while (want < before + total) {
             /* Up to 32 of this block's units, one a lane, so that their entries are fetched together. */

@@ -136,9 +136,14 @@ static void op_store(const struct kernel_dims *d, void *p, size_t i, float v) { 
 
 static float dot(const struct kernel_dims *d, const void *a, const void *b, int32_t n)
 {
+    const uint16_t *x = a, *y = b;
     float sum = 0;
-    for (int32_t i = 0; i < n; i++)
-        sum += op_load(d, a, (size_t)i) * op_load(d, b, (size_t)i);
+    if (d->op == DTYPE_BF16)
+        for (int32_t i = 0; i < n; i++)
+            sum += dtype_bf16_to_f32(x[i]) * dtype_bf16_to_f32(y[i]);
+    else
+        for (int32_t i = 0; i < n; i++)
+            sum += dtype_fp16_to_f32(x[i]) * dtype_fp16_to_f32(y[i]);
     return sum;
 }
 

@@ -4,7 +4,9 @@
  *
  * libmicrohttpd before 1.0 parses heads in place: a header's value stands right after its name, and each line's end has become NUL
  * bytes. A folded line moves the name elsewhere, a bare line feed leaves one NUL instead of two, and a NUL inside a value is followed
- * by more of it; so all three are seen from where the pieces lie. From 1.0 on the library refuses them itself at the level we ask for.
+ * by more of it; so all three are seen from where the pieces lie. A line that begins with its colon ends the head for the library, and what
+ * follows is taken for the body: then the head does not end right after its last header. From 1.0 on the library refuses all of them itself
+ * at the level we ask for.
  */
 #include "server/framing.h"
 
@@ -20,6 +22,7 @@ struct framing_scan {
     bool in_place; /* a version that parses as described above */
     int hosts, lengths, encodings, keys, heads;
     int64_t length;
+    uintptr_t last; /* where the last line that was understood ends */
     char *message;
     size_t size;
     bool bad;
@@ -73,6 +76,8 @@ static enum MHD_Result framing_header(void *cls, enum MHD_ValueKind kind, const 
         value = "", value_size = 0;
     else if (s->in_place && !framing_in_line(name, name_size, value, value_size))
         framing_fail(s, "header %.64s is folded, or does not end in CR LF", name);
+    else
+        s->last = (uintptr_t)value + value_size;
     for (size_t i = 0; i < value_size; i++)
         if (((unsigned char)value[i] < ' ' && value[i] != '\t') || value[i] == 0x7f)
             framing_fail(s, "header %.64s has a control character", name);
@@ -117,10 +122,19 @@ static bool framing_check_target(struct framing_scan *s, const char *version, co
     return true;
 }
 
-bool framing_check(struct MHD_Connection *mhd, const char *version, const char *raw_uri, size_t raw_length, const char *uri,
-                   struct framing *out, char *message, size_t size)
+/* Whether the head ends with an empty line right after its last header. */
+static bool framing_check_end(struct framing_scan *s, struct MHD_Connection *mhd, const char *method)
 {
-    struct framing_scan s = {.message = message, .size = size};
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    if (s->in_place && (!info || (uintptr_t)method + info->header_size != s->last + strlen("\r\n\r\n")))
+        return framing_fail(s, "the last header is not followed by an empty line");
+    return true;
+}
+
+bool framing_check(struct MHD_Connection *mhd, const char *method, const char *version, const char *raw_uri, size_t raw_length,
+                   const char *uri, struct framing *out, char *message, size_t size)
+{
+    struct framing_scan s = {.last = (uintptr_t)version + strlen(version), .message = message, .size = size};
     const char *library = MHD_get_version();
     s.in_place = strncmp(library, "0.", 2) == 0;
     bool v11 = strcmp(version, "HTTP/1.1") == 0;
@@ -129,7 +143,7 @@ bool framing_check(struct MHD_Connection *mhd, const char *version, const char *
     if (!framing_check_target(&s, version, raw_uri, raw_length, uri))
         return false;
     MHD_get_connection_values_n(mhd, MHD_HEADER_KIND, framing_header, &s);
-    if (s.bad)
+    if (s.bad || !framing_check_end(&s, mhd, method))
         return false;
     if (s.lengths > 1)
         return framing_fail(&s, "there are %d Content-Length headers", s.lengths);

@@ -15,9 +15,9 @@ struct framing {
     int64_t length; /* of the body; 0 none, -1 chunked */
 };
 
-/* `raw_uri` is where the request target stood in libmicrohttpd's buffer, `raw_length` its length, `uri` a copy of it. False: `message` says
+/* `method` and `version` are where libmicrohttpd has them. `raw_uri` is where the request target stood in libmicrohttpd's buffer, `raw_length` its length, `uri` a copy of it. False: `message` says
  * what is wrong. */
-bool framing_check(struct MHD_Connection *mhd, const char *version, const char *raw_uri, size_t raw_length, const char *uri,
-                   struct framing *out, char *message, size_t size);
+bool framing_check(struct MHD_Connection *mhd, const char *method, const char *version, const char *raw_uri, size_t raw_length,
+                   const char *uri, struct framing *out, char *message, size_t size);
 
 #endif

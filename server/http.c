@@ -158,12 +158,12 @@ static void http_check_key(struct http_request *r)
     }
 }
 
-static void http_check_head(struct http_request *r, const char *version)
+static void http_check_head(struct http_request *r, const char *method, const char *version)
 {
     struct framing framing;
     char text[256];
     bool too_many;
-    if (!framing_check(r->mhd, version, r->raw_uri, r->raw_length, r->uri, &framing, text, sizeof text)) {
+    if (!framing_check(r->mhd, method, version, r->raw_uri, r->raw_length, r->uri, &framing, text, sizeof text)) {
         r->length = -1; /* unknown: answered at once, and closed */
         http_fail(r, 400, "bad_framing", "%s", text);
         return;
@@ -423,7 +423,7 @@ static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const 
         pthread_mutex_lock(&r->connection->lock);
         memcpy(r->connection->request_id, r->id, sizeof r->id);
         pthread_mutex_unlock(&r->connection->lock);
-        http_check_head(r, version);
+        http_check_head(r, method, version);
         if (r->status && r->length != 0)
             return http_send(r, true);
         return watch_enter(r->connection, CONNECTION_BODY, http_limit_ns(r->server, r->length > 0 ? r->length : 0)) ? MHD_YES : MHD_NO;

@@ -19,7 +19,7 @@ def refused(server, data, *words):
 
 
 def refused_somehow(server, data):
-    """The library's own page, ours, or none: but never a second request, and never an answer of 200."""
+    """The library's own page, ours, or none, and then the end: but never a second request, and never an answer of 200."""
     got = server.raw(data)
     assert got == b"" or got.startswith(b"HTTP/1.1 4") or got.startswith(b"HTTP/1.0 4") or got.startswith(b"HTTP/1.1 505"), (data[:200], got[:300])
     assert not re.search(rb"HTTP/1.[01] [123]", got), got
@@ -53,8 +53,26 @@ def test_smuggling():
         refused(s, post(length + b"X Y: a\r\n"))
         refused(s, post(length + b"X(Y): a\r\n"))
         refused_somehow(s, post(length + b"novalue\r\n"))
-        refused_somehow(s, post(length + b": empty\r\n"))
+        for name in (b": empty\r\n", b":\r\n", b" : x\r\n"):
+            refused_somehow(s, post(length + name))
+            refused(s, b"GET /health/live HTTP/1.0\r\n" + name + b"Host: a\r\n\r\n")
         assert s.call("GET", "/health/live").status == 200
+
+
+def test_heads_in_pieces():
+    """Where the library keeps the pieces of a head is looked at: that must not depend on how they arrive, or on what came before."""
+    with Server() as s, s.connect() as c:
+        for extra in (0, 1, 50, 180):
+            head = post(b"Content-Length: %d\r\n" % len(BODY) + b"".join(b"X-%d: %s\r\n" % (i, b"y" * 50) for i in range(extra)), body=b"")
+            for size in (1, 7, 1000, 10**6):
+                if size > 1 or extra < 50:
+                    for i in range(0, len(head), size):
+                        c.sendall(head[i:i + size])
+                        if i % 50 == 0:
+                            time.sleep(0.001)
+                    c.sendall(BODY)
+                    reply, rest = read_reply(c)
+                    assert reply.status == 200 and not rest, (extra, size, reply)
 
 
 def test_hosts():

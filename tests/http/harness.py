@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the HTTP tests share: a server on a free port, a small client that sees raw bytes, and tensors without numpy.
 
-A test file defines functions called test_*; run(globals()) runs them in order and exits 0 or 1. Only the standard library is needed here.
+A test file defines functions called test_*; run(globals()) runs them in order, those marked @aside beside the others, and exits 0 or 1.
+Only the standard library is needed here.
+
+Limits of time say what must not last for ever: they are generous, and more so under sanitizers (SLOW), since machines differ and are shared.
 """
 import http.client
 import json
@@ -139,8 +142,8 @@ class Server:
         with self.client() as c:
             return c.call(method, path, body, headers)
 
-    def raw(self, data, timeout=10, shut=False):
-        """Sends bytes, returns everything until the server closes (or the time is up)."""
+    def raw(self, data, timeout=20, shut=False):
+        """Sends bytes, returns everything until the server closes."""
         with self.connect() as s:
             s.sendall(data)
             if shut:
@@ -224,24 +227,38 @@ class Client:
         self.close()
 
 
-def read_all(s, timeout=10):
-    """Bytes until end of file; a reset ends them, too."""
+def read_all(s, timeout=20):
+    """Bytes until end of file; a reset ends them, too. That there is an end is part of what is tested."""
     data, end = b"", time.monotonic() + timeout * SLOW
-    while time.monotonic() < end:
+    while True:
         ready, _, _ = select.select([s], [], [], max(0, end - time.monotonic()))
-        if not ready:
-            break
+        assert ready, f"the server does not close; it sent {data[:400]!r}"
         try:
             piece = s.recv(65536)
         except ConnectionResetError:
-            break
+            return data
         if not piece:
             return data
         data += piece
-    return data
 
 
-def read_reply(s, timeout=10):
+def eventually(check, timeout=20):
+    """Waits until check() is true; returns what it gave."""
+    end = time.monotonic() + timeout * SLOW
+    while True:
+        got = check()
+        if got:
+            return got
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.02)
+
+
+def gauge(server, name):
+    """A number of /metrics without labels."""
+    return float(re.search(rf"^{name} (\S+)$", server.call("GET", "/metrics").body.decode(), re.M).group(1))
+
+
+def read_reply(s, timeout=20):
     """One reply with a Content-Length from a raw socket."""
     data, end = b"", time.monotonic() + timeout * SLOW
     s.settimeout(timeout * SLOW)
@@ -348,17 +365,32 @@ def check_error(reply, status, code, *words):
         assert word in body["error"], f"{word!r} is not in {body['error']!r}"
 
 
+def aside(function):
+    """Marks a test that mostly waits, with a server of its own: run() starts it first and goes on."""
+    function.aside = True
+    return function
+
+
 def run(names):
-    failed = 0
-    for name, function in list(names.items()):
-        if not name.startswith("test_") or not callable(function) or (len(sys.argv) > 1 and name not in sys.argv[1:]):
-            continue
+    failed = []
+
+    def run_one(name, function):
         start = time.monotonic()
         try:
             function()
-            print(f"ok   {name} ({time.monotonic() - start:.2f} s)", flush=True)
+            print(f"ok   {name} ({time.monotonic() - start:.2f} s)\n", end="", flush=True)
         except Exception:
-            failed += 1
-            print(f"FAIL {name}", flush=True)
-            traceback.print_exc(file=sys.stdout)
+            failed.append(name)
+            print(f"FAIL {name}\n{traceback.format_exc()}", end="", flush=True)
+
+    tests = [(name, function) for name, function in names.items()
+             if name.startswith("test_") and callable(function) and (len(sys.argv) < 2 or name in sys.argv[1:])]
+    beside = [threading.Thread(target=run_one, args=test) for test in tests if hasattr(test[1], "aside")]
+    for thread in beside:
+        thread.start()
+    for test in tests:
+        if not hasattr(test[1], "aside"):
+            run_one(*test)
+    for thread in beside:
+        thread.join()
     sys.exit(1 if failed else 0)

@@ -22,17 +22,7 @@ class Device:
         return Server("--device", "cpu", program=PROGRAM, env={"FAILING_DEVICE": self.folder})
 
 
-def gauge(server, name):
-    return int(re.search(rf"^{name} (\d+)$", server.call("GET", "/metrics").body.decode(), re.M).group(1))
-
-
-def until(check, timeout=20):
-    end = time.monotonic() + timeout * SLOW
-    while not check():
-        assert time.monotonic() < end, "it does not come true"
-        time.sleep(0.01)
-
-
+@aside
 def test_requests_in_flight():
     with Device() as device:
         s = device.serve()
@@ -46,10 +36,10 @@ def test_requests_in_flight():
                 waiting[-1].sendall(b"POST /moe/forward HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
             post()
-            until(lambda: gauge(s, "expertd_running_rows") > 0)
+            eventually(lambda: gauge(s, "expertd_running_rows") > 0)
             for _ in range(3):
                 post()
-            until(lambda: gauge(s, "expertd_queue_requests") == 3)
+            eventually(lambda: gauge(s, "expertd_queue_requests") == 3)
             assert s.call("GET", "/health/ready").status == 200
             device.tell("fail")
             for c in waiting:
@@ -67,6 +57,7 @@ def test_requests_in_flight():
             s.stop()
 
 
+@aside
 def test_idle():
     with Device() as device:
         s = device.serve()

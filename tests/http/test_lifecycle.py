@@ -15,13 +15,7 @@ def long_request(server, rows=1200):
 
 def running(server):
     """Waits until a request is waiting or being computed."""
-    end = time.monotonic() + 20 * SLOW
-    while time.monotonic() < end:
-        text = server.call("GET", "/metrics").body.decode()
-        if re.search(r"^expertd_(queue|running)_rows [1-9]", text, re.M):
-            return
-        time.sleep(0.02)
-    raise AssertionError([line for line in text.splitlines() if "rows" in line])
+    eventually(lambda: re.search(r"^expertd_(queue|running)_rows [1-9]", server.call("GET", "/metrics").body.decode(), re.M))
 
 
 def test_drain():
@@ -53,7 +47,7 @@ def test_idle_drain_is_quick():
         kept.call("GET", "/health/live")
         began = time.monotonic()
         s.signal(signal.SIGINT)
-        assert s.wait() == 0 and time.monotonic() - began < 2 * SLOW
+        assert s.wait() == 0 and time.monotonic() - began < 10 * SLOW
 
 
 def test_drain_is_bounded():
@@ -64,7 +58,7 @@ def test_drain_is_bounded():
             began = time.monotonic()
             s.signal()
             assert s.wait() == 1
-            assert 0.8 < time.monotonic() - began < 4 * SLOW
+            assert 0.8 < time.monotonic() - began < 10 * SLOW
             assert any("drain timed out" in line for line in s.log if line)
 
 
@@ -78,7 +72,7 @@ def test_second_signal():
             s.wait_log("draining")
             assert s.process.poll() is None
             s.signal()
-            assert s.wait(5) == 128 + signal.SIGTERM
+            assert s.wait(20) == 128 + signal.SIGTERM
             assert not os.path.exists(f"{folder}/s")
     shutil.rmtree(folder)
 

@@ -77,7 +77,7 @@ def test_end():
     with Server(*LASTING, "--max-batch-rows", "32", "--max-body-bytes", "64M") as s:
         with s.connect() as c:
             c.sendall(b"POST /moe/forward HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{")
-            time.sleep(0.3 * SLOW)
+            eventually(lambda: gauge(s, "expertd_staging_bytes") > 0)  # it has begun
             s.signal()
             s.wait_log("draining, at most")
             c.sendall(b"}")

@@ -6,40 +6,54 @@ BODY, HEADERS = forward_body(tokens(rows=4), binary=True)
 HEAD = (f"POST /moe/forward HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: {HEADERS['Inference-Header-Content-Length']}\r\n").encode()
 
 
-def trickle(server, start, drop, limit):
-    """Sends `start`, then bytes of `drop` half a second apart; returns what came back and how long it took."""
+def trickle(server, start, drop, limit=20 * SLOW):
+    """Sends `start`, then bytes of `drop` half a second apart, for `limit` seconds at most; returns what came back and how long it took."""
     with server.connect() as c:
         c.sendall(start)
         began, got = time.monotonic(), b""
-        for i in range(int(limit * 2 * SLOW)):
+        for i in range(int(limit * 2)):
             try:
                 c.send(drop[i % len(drop):i % len(drop) + 1])
             except OSError:
                 break
             ready, _, _ = select.select([c], [], [], 0.5)
             if ready:
-                got += read_all(c, 2)
+                got += read_all(c)
                 break
         return got, time.monotonic() - began
 
 
+@aside
 def test_trickled_head():
     with Server("--request-timeout-s", "2") as s:
-        got, took = trickle(s, b"GET /health/live HTTP/1.1\r\nHost: a\r\nX: ", b"y", 10)
+        got, took = trickle(s, b"GET /health/live HTTP/1.1\r\nHost: a\r\nX: ", b"y")
         check_error(parse_replies(got)[0], 408, "timeout", "head")
-        assert 1.5 < took < 5 * SLOW, took
+        assert took > 1.5, took
 
 
-def test_trickled_request_line_and_silence():
+@aside
+def test_trickled_request_line():
     with Server("--request-timeout-s", "2") as s:
-        for start, drop in ((b"GE", b"T"), (b"", b"\r")):
-            got, took = trickle(s, start, drop, 10)
-            check_error(parse_replies(got)[0], 408, "timeout")
-            assert 1.5 < took < 5 * SLOW, took
-        got = s.raw(b"")
+        got, took = trickle(s, b"GE", b"T")
         check_error(parse_replies(got)[0], 408, "timeout")
+        assert took > 1.5, took
 
 
+@aside
+def test_trickled_end_of_line():
+    with Server("--request-timeout-s", "2") as s:
+        got, took = trickle(s, b"", b"\r")
+        check_error(parse_replies(got)[0], 408, "timeout")
+        assert took > 1.5, took
+
+
+@aside
+def test_silence():
+    with Server("--request-timeout-s", "2") as s:
+        check_error(parse_replies(s.raw(b""))[0], 408, "timeout")
+
+
+@aside
 def test_trickled_head_on_a_kept_alive_connection():
     with Server("--request-timeout-s", "2") as s, s.connect() as c:
         c.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -48,40 +62,42 @@ def test_trickled_head_on_a_kept_alive_connection():
         c.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
         assert read_reply(c)[0].status == 200
         c.sendall(b"GET /health/live HTTP/1.1\r\nHos")
-        began = time.monotonic()
         check_error(parse_replies(read_all(c))[0], 408, "timeout")
-        assert time.monotonic() - began < 5 * SLOW
 
 
+@aside
 def test_trickled_body():
     with Server("--request-timeout-s", "2") as s:
-        got, took = trickle(s, HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY[:10], BODY[10:], 10)
+        got, took = trickle(s, HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY[:10], BODY[10:])
         check_error(parse_replies(got)[0], 408, "timeout", "body")
-        assert 1.5 < took < 5 * SLOW, took
+        assert took > 1.5, took
         line = s.wait_log(parse_replies(got)[0].headers["x-request-id"])  # what the client was told leads to the log
         assert "status=408" in line and "body did not arrive in time" in line, line
-        got, took = trickle(s, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n{\r\n", 10)
+
+
+@aside
+def test_trickled_chunks():
+    with Server("--request-timeout-s", "2") as s:
+        got, took = trickle(s, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n{\r\n")
         check_error(parse_replies(got)[0], 408, "timeout", "body")
-        assert 1.5 < took < 5 * SLOW, took
+        assert took > 1.5, took
         s.wait_log("status=408")
-        # A patient client that is fast enough is served.
+
+
+@aside
+def test_patient_client():
+    """One that pauses, but is done in time, is served."""
+    with Server("--request-timeout-s", "10") as s:
         with s.connect() as c:
             c.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY[:100])
-            time.sleep(1)
+            time.sleep(2)
             c.sendall(BODY[100:])
             assert read_reply(c)[0].status == 200
 
 
 def staging(server):
     """Bytes of staging memory in use."""
-    return float(re.search(r"^expertd_staging_bytes (\S+)$", server.call("GET", "/metrics").body.decode(), re.M).group(1))
-
-
-def eventually(check, timeout=10):
-    end = time.monotonic() + timeout * SLOW
-    while not check():
-        assert time.monotonic() < end, "it does not come true"
-        time.sleep(0.05)
+    return gauge(server, "expertd_staging_bytes")
 
 
 def test_vanishing_in_the_body():
@@ -97,9 +113,9 @@ def test_vanishing_in_the_body():
         assert s.call("GET", "/health/live").status == 200
 
 
-def busy(server, rows=512, count=1):
+def busy(server, rows=512, count=1, k=8):
     """Starts requests that take a while; returns their sockets."""
-    data, made = heavy(rows, 1024, 8), []
+    data, made = heavy(rows, 1024, k), []
     for _ in range(count):
         made.append(server.connect())
         made[-1].sendall(data)
@@ -107,12 +123,12 @@ def busy(server, rows=512, count=1):
 
 
 def test_vanishing_in_the_queue():
-    with Server(*LASTING, "--max-batch-rows", "2048") as s:
-        first = busy(s, rows=2048, count=3)
-        eventually(lambda: re.search(r"^expertd_running_rows [1-9]", s.call("GET", "/metrics").body.decode(), re.M))
+    with Server(*LASTING, "--max-batch-rows", "1024") as s:
+        first = busy(s, rows=1024, count=3)
+        eventually(lambda: gauge(s, "expertd_running_rows") > 0)
         # These wait behind; they go away without having been computed.
-        gone = busy(s, rows=256, count=6)
-        time.sleep(0.2)
+        gone = busy(s, rows=64, count=6)
+        eventually(lambda: gauge(s, "expertd_queue_requests") > 2)
         for c in gone:
             c.close()
         for c in first:
@@ -137,18 +153,19 @@ def test_half_closed():
 def test_vanishing_in_the_reply():
     with Server(*LASTING, "--max-body-bytes", "64M") as s:
         before = staging(s)
-        for c in busy(s, rows=2000, count=2):
+        for c in busy(s, rows=1300, count=2, k=2):  # a reply is more than sockets hold
             assert c.recv(100)
             c.close()
         eventually(lambda: staging(s) == before)
         assert forward(s, tokens(hidden=1024)).status == 200
 
 
+@aside
 def test_reader_that_stalls():
-    """Its reply's memory comes back once the time for the reply is up."""
+    """Its reply's memory comes back once the time for the reply is up: two seconds, and one more for each MiB."""
     with Server(*LASTING, "--request-timeout-s", "2", "--max-body-bytes", "64M") as s:
         before = staging(s)
-        data = heavy(2000, 1024, 2)
+        data = heavy(1300, 1024, 2)  # more than sockets hold
         c = socket.socket()
         c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         c.connect(("127.0.0.1", s.port))
@@ -162,10 +179,19 @@ def test_reader_that_stalls():
 
 def test_connection_limit():
     with Server("--max-connections", "4") as s:
-        time.sleep(0.5)  # the probes' connections are gone
-        held = [s.client() for _ in range(4)]
-        for c in held:
-            assert c.call("GET", "/health/live").status == 200
+        def fill():
+            """Four that are served, once the probes' connections are gone."""
+            made = [s.client() for _ in range(4)]
+            try:
+                if all(c.call("GET", "/health/live").status == 200 for c in made):
+                    return made
+            except OSError:
+                pass  # told so and closed before we had asked
+            for c in made:
+                c.close()
+            return None
+
+        held = eventually(fill)
         for _ in range(3):
             replies = parse_replies(s.raw(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n"))
             assert len(replies) == 1
@@ -185,7 +211,7 @@ def test_connection_limit():
 def test_queue_full():
     with Server(*LASTING, "--queue-rows", "600", "--max-batch-rows", "64") as s:
         first = busy(s, rows=512, count=1)
-        time.sleep(0.05)
+        eventually(lambda: gauge(s, "expertd_running_rows") > 0)
         seen = set()
         more = busy(s, rows=512, count=4)
         for c in first + more:

@@ -196,7 +196,9 @@ template <bool DOWN> __device__ __forceinline__ void shrink_list(const struct ke
             for (int n = 0; n < found; n++) {
                 const int many = __shfl_sync(~0u, tiles, n);
                 for (int tile = 0; tile < many; tile++, ring_next<UNITS_AHEAD>(&at)) {
+                    /* All lanes are past the wait before one hands the unit over: a lane that came late could sleep through two phases. */
                     barrier_wait(smem_address(&s->unit_empty[at.stage]), at.phase);
+                    __syncwarp();
                     if (lane == n) {
                         shrink_unit_set(&s->unit[at.stage], e0, e1, begin, count, base, all, tile, tiles);
                         barrier_arrive(smem_address(&s->unit_full[at.stage]));
@@ -212,6 +214,7 @@ template <bool DOWN> __device__ __forceinline__ void shrink_list(const struct ke
     /* One end for each of the warps that look up rows. */
     for (int i = 0; i < ROWS_WARPS; i++) {
         barrier_wait(smem_address(&s->unit_empty[at.stage]), at.phase);
+        __syncwarp();
         if (lane == 0) {
             s->unit[at.stage].count = 0;
             barrier_arrive(smem_address(&s->unit_full[at.stage]));

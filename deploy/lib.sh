@@ -12,6 +12,7 @@ die() {
 # missing_packages serve|tests: prints the Debian packages for what this machine lacks to build and serve, or to test as well.
 missing_packages() {
     command -v cc >/dev/null || echo build-essential
+    [ "$1" != tests ] || command -v c++ >/dev/null || echo build-essential # the emulated device is C++
     command -v meson >/dev/null || echo meson
     command -v ninja >/dev/null || echo ninja-build
     command -v curl >/dev/null || echo curl

@@ -20,6 +20,6 @@ formatter = find_formatter()
 if not formatter:
     print("no clang-format 14")
     sys.exit(sources.SKIP)
-result = subprocess.run([formatter, "--dry-run", "--Werror", *sources.code(".c", ".h")], cwd=sources.TOP, capture_output=True, text=True)
+result = subprocess.run([formatter, "--dry-run", "--Werror", *sources.code(".c", ".cpp", ".h")], cwd=sources.TOP, capture_output=True, text=True)
 faults = [line for line in result.stderr.splitlines() if ": error:" in line]
 sources.finish(faults or ([result.stderr] if result.returncode else []))

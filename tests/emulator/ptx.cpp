@@ -1,0 +1,472 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Asynchronous copies, barriers in shared memory, and matrix instructions.
+ *
+ * A copy or a warpgroup's product takes place at some time between its start and the end of a wait for it, in no order with others but
+ * what PTX promises. Products are summed in double precision and rounded once.
+ */
+#include "internal.h"
+#include "ptx.h"
+
+#include "kernels/dtype.h"
+
+#include <string.h>
+
+extern "C" thread_local uint8_t shared[];
+
+static uint8_t *shared_at(uint32_t address) { return shared + (int32_t)address; }
+static const char *kernel_name(void)
+{
+    static std::string name;
+    name = where_of(current_block->launch->call.kernel);
+    return name.c_str();
+}
+
+/* ---- barriers in shared memory ------------------------------------------------------------------------------ */
+
+static mbarrier &mbarrier_at(uint32_t address, const void *pc)
+{
+    auto found = current_block->mbarriers.find(address);
+    if (found == current_block->mbarriers.end()) {
+        emulator_error(pc, "%s: an mbarrier is used that was not initialized", kernel_name());
+        emulator_fatal("no way on");
+    }
+    return found->second;
+}
+
+static void mbarrier_check(mbarrier &m)
+{
+    if (m.pending < 0)
+        emulator_fatal("%s: more arrivals at an mbarrier than it expects", kernel_name());
+    if (m.pending || m.bytes)
+        return;
+    m.phase ^= 1;
+    m.pending = m.expected;
+    m.complete = m.gathering;
+    std::vector<fiber *> waiting;
+    waiting.swap(m.waiting);
+    for (fiber *t : waiting)
+        thread_wake(t);
+}
+
+void emulator_mbarrier_init(uint32_t address, int count)
+{
+    if (address % 8 || count < 1)
+        emulator_error(__builtin_return_address(0), "%s: an mbarrier at %#x for %d arrivals", kernel_name(), address, count);
+    checker_access(shared_at(address), 8, true, __builtin_return_address(0));
+    mbarrier m = {};
+    m.expected = m.pending = count;
+    const size_t width = self()->clock.size();
+    m.gathering.resize(width);
+    m.complete.resize(width);
+    current_block->mbarriers[address] = m;
+}
+
+/* Arrivals, too, have to come behind the barrier's initialization. */
+static void mbarrier_touch(uint32_t address, const void *pc) { checker_access(shared_at(address), 8, false, pc); }
+
+void emulator_mbarrier_arrive(uint32_t address, int count, int64_t bytes)
+{
+    const void *pc = __builtin_return_address(0);
+    mbarrier &m = mbarrier_at(address, pc);
+    mbarrier_touch(address, pc);
+    fiber *t = self();
+    times_join(m.gathering, t->clock);
+    thread_tick(t);
+    m.bytes += bytes;
+    m.pending -= count;
+    mbarrier_check(m);
+}
+
+void emulator_mbarrier_expect(uint32_t address, int64_t bytes)
+{
+    const void *pc = __builtin_return_address(0);
+    mbarrier &m = mbarrier_at(address, pc);
+    mbarrier_touch(address, pc);
+    m.bytes += bytes;
+    mbarrier_check(m);
+}
+
+void emulator_mbarrier_wait(uint32_t address, uint32_t parity)
+{
+    const void *pc = __builtin_return_address(0);
+    mbarrier *m = &mbarrier_at(address, pc);
+    mbarrier_touch(address, pc);
+    fiber *t = self();
+    while (m->phase == (parity & 1)) {
+        m->waiting.push_back(t);
+        t->waits_for = address;
+        t->parity = parity;
+        thread_pause(IN_MBARRIER);
+    }
+    thread_join(t, m->complete);
+}
+
+/* ---- copies ------------------------------------------------------------------------------------------------- */
+
+static void copy_do(struct block *b, const struct copy &c, int actor)
+{
+    if (c.src) {
+        checker_async(b, actor, c.number, c.begun, c.src, c.bytes, false, c.pc);
+        checker_async(b, actor, c.number, c.begun, c.dst, c.bytes, true, c.pc);
+        memcpy(c.dst, c.src, c.bytes);
+    } else {
+        checker_async(b, actor, c.number, c.begun, c.dst, c.bytes, true, c.pc);
+        memset(c.dst, 0, c.bytes);
+    }
+}
+
+/* The oldest thing that a thread's cp.async has to do. */
+static void thread_copy_step(fiber *t)
+{
+    struct block *b = t->block;
+    const copy_item item = t->items.front();
+    t->items.pop_front();
+    if (item.arrival) {
+        mbarrier &m = mbarrier_at(item.barrier, item.copy.pc);
+        const size_t actor = (size_t)actor_of_copies(t);
+        if (actor < m.gathering.size() && m.gathering[actor] < t->done)
+            m.gathering[actor] = t->done;
+        m.pending--;
+        mbarrier_check(m);
+        return;
+    }
+    copy_do(b, item.copy, actor_of_copies(t));
+    t->done = item.copy.number;
+}
+
+static void copying_add(fiber *t, const copy_item &item)
+{
+    if (t->items.empty())
+        t->block->copying.push_back(t);
+    t->items.push_back(item);
+}
+
+static void copying_tidy(struct block *b)
+{
+    for (size_t i = 0; i < b->copying.size();)
+        if (b->copying[i]->items.empty())
+            b->copying[i] = b->copying.back(), b->copying.pop_back();
+        else
+            i++;
+}
+
+void emulator_copy_async(uint32_t dst, const void *src, bool valid)
+{
+    fiber *t = self();
+    if (dst % 16 || (valid && (uintptr_t)src % 16))
+        emulator_error(__builtin_return_address(0), "%s: cp.async of 16 bytes to %#x from %p", kernel_name(), dst, src);
+    copy_item item = {};
+    item.copy = {shared_at(dst), valid ? (const uint8_t *)src : NULL, 16, ++t->copies, thread_moment(t), __builtin_return_address(0)};
+    copying_add(t, item);
+    thread_tick(t);
+}
+
+void emulator_copy_async_commit(void)
+{
+    fiber *t = self();
+    t->groups.push_back(t->copies);
+}
+
+void emulator_copy_async_wait(int groups)
+{
+    fiber *t = self();
+    uint32_t upto = t->copies;
+    if (groups >= 0) {
+        if (t->groups.size() <= (size_t)groups)
+            return;
+        while (t->groups.size() > (size_t)groups) {
+            upto = t->groups.front();
+            t->groups.pop_front();
+        }
+    } else {
+        t->groups.clear();
+    }
+    while (t->done < upto)
+        thread_copy_step(t);
+    copying_tidy(t->block);
+    thread_learn(t, actor_of_copies(t), upto);
+}
+
+void emulator_mbarrier_arrive_copies(uint32_t address)
+{
+    const void *pc = __builtin_return_address(0);
+    mbarrier_at(address, pc);
+    mbarrier_touch(address, pc);
+    copy_item item = {};
+    item.arrival = true;
+    item.barrier = address;
+    item.copy.pc = pc;
+    copying_add(self(), item);
+}
+
+static int actor_take(struct block *b)
+{
+    if (b->free_actors.empty())
+        emulator_fatal("%s: more copies and products under way than there is room for", kernel_name());
+    /* Any: those who came back last have been told of the least. */
+    const size_t i = random_next() % b->free_actors.size();
+    const int actor = b->free_actors[i];
+    b->free_actors[i] = b->free_actors.back();
+    b->free_actors.pop_back();
+    b->actor_number[(size_t)actor]++;
+    return actor;
+}
+
+void emulator_bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t barrier)
+{
+    const void *pc = __builtin_return_address(0);
+    fiber *t = self();
+    struct block *b = t->block;
+    mbarrier_at(barrier, pc);
+    mbarrier_touch(barrier, pc);
+    if (dst % 16 || (uintptr_t)src % 16 || bytes % 16 || !bytes)
+        emulator_error(pc, "%s: a bulk copy of %u bytes to %#x from %p", kernel_name(), bytes, dst, src);
+    flight f = {};
+    f.actor = actor_take(b);
+    f.barrier = barrier;
+    f.copy = {shared_at(dst), (const uint8_t *)src, bytes, b->actor_number[(size_t)f.actor], thread_moment(t), pc};
+    b->flights.push_back(f);
+    thread_tick(t);
+}
+
+static void flight_do(struct block *b, size_t i)
+{
+    const flight f = b->flights[i];
+    b->flights[i] = b->flights.back();
+    b->flights.pop_back();
+    copy_do(b, f.copy, actor_extra(b, f.actor));
+    mbarrier &m = mbarrier_at(f.barrier, f.copy.pc);
+    const size_t actor = (size_t)actor_extra(b, f.actor);
+    if (actor < m.gathering.size())
+        m.gathering[actor] = f.copy.number;
+    b->free_actors.push_back(f.actor);
+    m.bytes -= f.copy.bytes;
+    mbarrier_check(m);
+}
+
+void emulator_shared_load(void *to, uint32_t address, uint32_t bytes)
+{
+    const uint8_t *p = shared_at(address);
+    if (address % bytes)
+        emulator_error(__builtin_return_address(0), "%s: a load of %u bytes from %#x", kernel_name(), bytes, address);
+    checker_access(p, bytes, false, __builtin_return_address(0));
+    memcpy(to, p, bytes);
+}
+
+void emulator_bar_sync(int id, int threads)
+{
+    if (id < 0 || id > 15 || threads % WARP || threads > current_block->threads)
+        emulator_fatal("%s: bar.sync %d, %d", kernel_name(), id, threads);
+    if (id == 0 && threads != current_block->threads)
+        emulator_fatal("%s: barrier 0 is __syncthreads'", kernel_name());
+    barrier_at(current_block->barrier[id], threads);
+}
+
+/* ---- products of a warp ------------------------------------------------------------------------------------- */
+
+struct mma_operands {
+    bool bf16;
+    float *c;
+    const uint32_t *a, *b;
+};
+
+static float widen(bool bf16, uint16_t v) { return bf16 ? dtype_bf16_to_f32(v) : dtype_fp16_to_f32(v); }
+static float half_of(bool bf16, uint32_t v, int i) { return widen(bf16, (uint16_t)(v >> 16 * i)); }
+
+void emulator_mma(bool bf16, float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+    mma_operands mine = {bf16, c, a, b};
+    bool last;
+    const uint64_t *all = warp_exchange(OP_MMA, (uint64_t)(uintptr_t)&mine, &last);
+    if (!last)
+        return;
+    float left[16][16], right[8][16];
+    for (int lane = 0; lane < WARP; lane++) {
+        const mma_operands *o = (const mma_operands *)(uintptr_t)all[lane];
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 4; i++)
+            for (int h = 0; h < 2; h++)
+                left[g + i % 2 * 8][2 * t + h + i / 2 * 8] = half_of(bf16, o->a[i], h);
+        for (int i = 0; i < 2; i++)
+            for (int h = 0; h < 2; h++)
+                right[g][2 * t + h + i * 8] = half_of(bf16, o->b[i], h);
+    }
+    for (int lane = 0; lane < WARP; lane++) {
+        const mma_operands *o = (const mma_operands *)(uintptr_t)all[lane];
+        for (int i = 0; i < 4; i++) {
+            const float *x = left[lane / 4 + i / 2 * 8], *y = right[lane % 4 * 2 + i % 2];
+            double sum = 0;
+            for (int k = 0; k < 16; k++)
+                sum += (double)x[k] * y[k];
+            o->c[i] = (float)(o->c[i] + sum);
+        }
+    }
+}
+
+uint32_t emulator_transpose(uint32_t v)
+{
+    bool last;
+    const uint64_t *all = warp_exchange(OP_TRANSPOSE, v, &last);
+    const int lane = (int)(threadIdx.x % WARP), row = lane / 4, column = lane % 4 * 2;
+    /* Element (i, j) lies with lane 4 i + j / 2. */
+    const uint32_t lo = (uint32_t)all[column * 4 + row / 2] >> row % 2 * 16 & 0xffff;
+    const uint32_t hi = (uint32_t)all[(column + 1) * 4 + row / 2] >> row % 2 * 16 & 0xffff;
+    return lo | hi << 16;
+}
+
+/* ---- products of a warpgroup -------------------------------------------------------------------------------- */
+
+/* Where 8 elements, from column 8 c on, of row r of a tile lie: rows of 128 bytes with their swizzle. */
+static const uint8_t *tile_at(uint64_t descriptor, int r, int c)
+{
+    const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
+    uint32_t at = start + (uint32_t)(r / 8) * stride + (uint32_t)(r % 8) * 128 + (uint32_t)c * 16;
+    at ^= (at >> 7 & 7) << 4;
+    return shared_at(at);
+}
+
+static void wgmma_do(struct block *b, int warp)
+{
+    warp_products &w = b->products[(size_t)warp];
+    wgmma o = w.open.front();
+    w.open.pop_front();
+    float left[16][16], right[256][16];
+    const int actor = actor_extra(b, o.actor);
+    auto row_load = [&](float *to, uint64_t descriptor, int r) {
+        for (int c = 0; c < 2; c++) {
+            const uint8_t *p = tile_at(descriptor, r, c);
+            const bool defined = checker_loose_read(b, actor, o.number, o.begun, p, 16, o.pc);
+            for (int i = 0; i < 8; i++) {
+                uint16_t v;
+                memcpy(&v, p + 2 * i, 2);
+                to[8 * c + i] = defined ? widen(o.bf16, v) : NAN;
+            }
+        }
+    };
+    for (int r = 0; r < 16; r++)
+        row_load(left[r], o.a, warp % 4 * 16 + r);
+    for (int r = 0; r < o.n; r++)
+        row_load(right[r], o.b, r);
+    for (int lane = 0; lane < WARP; lane++) {
+        float *d = o.d[lane];
+        for (int i = 0; i < o.n / 2; i++) {
+            const float *x = left[lane / 4 + i % 4 / 2 * 8], *y = right[i / 4 * 8 + lane % 4 * 2 + i % 2];
+            double sum = 0;
+            for (int k = 0; k < 16; k++)
+                sum += (double)x[k] * y[k];
+            d[i] = (float)(d[i] + sum);
+        }
+    }
+    w.finished.push_back({o.turn, actor, o.number});
+    b->free_actors.push_back(o.actor);
+}
+
+void emulator_wgmma(bool bf16, int n, float *d, uint64_t a, uint64_t b)
+{
+    fiber *t = self();
+    struct block *blk = t->block;
+    bool last;
+    const uint64_t *all = warp_exchange(OP_WGMMA, (uint64_t)(uintptr_t)d, &last);
+    if (!last) {
+        thread_tick(t);
+        return;
+    }
+    if (a >> 62 != 1 || b >> 62 != 1)
+        emulator_fatal("%s: descriptors without the 128-byte swizzle", kernel_name());
+    wgmma o = {};
+    o.actor = actor_take(blk);
+    o.number = blk->actor_number[(size_t)o.actor];
+    o.bf16 = bf16;
+    o.n = n;
+    o.a = a;
+    o.b = b;
+    for (int i = 0; i < WARP; i++)
+        o.d[i] = (float *)(uintptr_t)all[i];
+    if (checker_on) {
+        times begun = t->clock;
+        for (int i = 0; i < WARP; i++)
+            times_join(begun, blk->thread_of[(size_t)(t->number / WARP * WARP + i)]->clock);
+        o.begun = std::make_shared<const times>(begun);
+    }
+    o.pc = __builtin_return_address(0);
+    warp_products &w = blk->products[(size_t)(t->number / WARP)];
+    o.turn = ++w.begun;
+    w.open.push_back(o);
+    thread_tick(t);
+}
+
+void emulator_wgmma_commit(void)
+{
+    bool last;
+    warp_exchange(OP_WGMMA_COMMIT, 0, &last);
+    if (!last)
+        return;
+    warp_products &w = current_block->products[(size_t)(self()->number / WARP)];
+    w.commits.push_back(w.begun);
+}
+
+void emulator_wgmma_wait(int groups)
+{
+    bool last;
+    fiber *t = self();
+    struct block *b = t->block;
+    warp_exchange(OP_WGMMA_WAIT, (uint64_t)groups, &last);
+    if (!last)
+        return;
+    warp_products &w = b->products[(size_t)(t->number / WARP)];
+    while (w.commits.size() > (size_t)groups) {
+        w.told = w.commits.front();
+        w.commits.pop_front();
+    }
+    while (!w.open.empty() && w.open.front().turn <= w.told)
+        wgmma_do(b, t->number / WARP);
+    for (; !w.finished.empty() && w.finished.front().turn <= w.told; w.finished.pop_front())
+        for (int i = 0; i < WARP; i++)
+            thread_learn(b->thread_of[(size_t)(t->number / WARP * WARP + i)], w.finished.front().actor, w.finished.front().number);
+}
+
+/* ---- what is under way -------------------------------------------------------------------------------------- */
+
+static int products_open(struct block *b)
+{
+    int n = 0;
+    for (warp_products &w : b->products)
+        n += !w.open.empty();
+    return n;
+}
+
+bool async_any(struct block *b) { return !b->flights.empty() || !b->copying.empty() || products_open(b); }
+
+void async_step(struct block *b)
+{
+    const int open = products_open(b);
+    size_t i = random_next() % (b->flights.size() + b->copying.size() + (size_t)open);
+    if (i < b->flights.size()) {
+        flight_do(b, i);
+        return;
+    }
+    i -= b->flights.size();
+    if (i < b->copying.size()) {
+        fiber *t = b->copying[i];
+        thread_copy_step(t);
+        if (t->items.empty())
+            b->copying[i] = b->copying.back(), b->copying.pop_back();
+        return;
+    }
+    i -= b->copying.size();
+    for (size_t w = 0; w < b->products.size(); w++)
+        if (!b->products[w].open.empty() && i-- == 0)
+            return wgmma_do(b, (int)w);
+}
+
+void block_async_end(struct block *b)
+{
+    for (warp_products &w : b->products)
+        if (!w.open.empty())
+            emulator_error(NULL, "%s: a block ends while its products are under way", where_of(b->launch->call.kernel).c_str());
+    if (!b->flights.empty())
+        emulator_error(NULL, "%s: a block ends while its bulk copies are under way", where_of(b->launch->call.kernel).c_str());
+    if (!b->copying.empty())
+        emulator_error(NULL, "%s: a block ends while its cp.async are under way", where_of(b->launch->call.kernel).c_str());
+}

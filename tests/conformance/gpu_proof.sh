@@ -18,7 +18,7 @@ nothing failed. What a failed check printed last is shown below its line.
   --group NAME   kernels, conformance, device, sanitizers, http, soak, failure; all by default
   --only TEXT    only checks whose name has TEXT in it
   --jobs N       checks at one time (default 4); those of device, failure and memory run alone
-  --soak SECONDS how long each fixture is loaded by the group soak (default 20)
+  --soak SECONDS how long each fixture is loaded, and kernels are run, by the group soak (default 20)
   --logs DIR     keep what the checks print there
   --pack DIR     runs nothing: puts the programs, stripped, and all else that is needed into DIR, to be carried to another machine, where
                  DIR/tests/conformance/gpu_proof.sh finds them
@@ -198,6 +198,10 @@ for tool in memcheck racecheck initcheck synccheck; do
     for code in sm90 portable; do
         beside sanitizers "$tool-$code" 400 bash -c "sanitize $tool $code"
     done
+done
+# Forwards that follow each other at once, beside all the others on the device: what goes wrong seldom, and only there.
+for code in sm90 portable; do
+    beside soak "kernels-soak-$code" $((soak + 60)) env SOAK_SECONDS="$soak" "$kernel_test" --soak "$code"
 done
 # These look at the device's free memory, which others would change.
 for backend in cuda cuda-portable; do

@@ -204,7 +204,7 @@ void body_set_batch(struct body *b, const struct problem *p, enum kernel_path pa
     size_t n = (size_t)b->max_slots, rank = (size_t)(b->max_rank ? b->max_rank : KERNEL_RANK_PAD), rows = (size_t)b->max_rows;
     b->batch = p;
     f->path = path;
-    f->lora = adapters ? b->lora : (struct kernel_lora){0};
+    body_set_adapters(b, adapters);
     m->fill(f->work, 0xff, b->work_bytes);
     m->fill(f->x, 0xff, rows * (size_t)f->dims.hidden_pad * 2);
     m->fill(f->h, 0xff, n * (size_t)f->dims.inter_pad * 2);
@@ -228,20 +228,35 @@ void body_set_batch(struct body *b, const struct problem *p, enum kernel_path pa
     f->batch = (struct kernel_batch){p->o.rows, p->slots, b->row, b->slot_row, b->slot_expert, b->slot_weight};
 }
 
-void body_step(struct body *b, enum body_step step)
+void body_set_adapters(struct body *b, bool adapters) { b->f.lora = adapters ? b->lora : (struct kernel_lora){0}; }
+
+static void launch_step(struct body *b, enum body_step step)
 {
     const struct kernel_table *k = b->target.table;
     enum kernel_status (*const fn[BODY_STEPS])(struct kernel_stream *, const struct kernel_forward *) = {
         k->enter, k->route, k->shrink_gate_up, k->gate_up, k->shrink_down, k->down, k->combine};
     assert_int_equal(fn[step](b->target.stream, &b->f), KERNEL_OK);
-    assert_int_equal(k->wait(b->target.stream), KERNEL_OK);
+}
+
+void body_wait(struct body *b) { assert_int_equal(b->target.table->wait(b->target.stream), KERNEL_OK); }
+
+void body_step(struct body *b, enum body_step step)
+{
+    launch_step(b, step);
+    body_wait(b);
+}
+
+void body_launch(struct body *b)
+{
+    for (enum body_step s = BODY_ENTER; s < BODY_STEPS; s++)
+        if (b->f.lora.entry || (s != BODY_SHRINK_GATE_UP && s != BODY_SHRINK_DOWN))
+            launch_step(b, s);
 }
 
 void body_run(struct body *b)
 {
-    for (enum body_step s = BODY_ENTER; s < BODY_STEPS; s++)
-        if (b->f.lora.entry || (s != BODY_SHRINK_GATE_UP && s != BODY_SHRINK_DOWN))
-            body_step(b, s);
+    body_launch(b);
+    body_wait(b);
 }
 
 static int32_t *get_ints(struct body *b, const int32_t *from, size_t n)

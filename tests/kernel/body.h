@@ -38,8 +38,13 @@ void body_destroy(struct body *b);
  * `adapters` false: as if none were installed. */
 void body_set_batch(struct body *b, const struct problem *p, enum kernel_path path, bool adapters);
 
-void body_step(struct body *b, enum body_step step);
-void body_run(struct body *b); /* all steps */
+/* From here on as if adapters were installed, or none; nothing else changes, also while launched steps are still to be done. */
+void body_set_adapters(struct body *b, bool adapters);
+
+void body_step(struct body *b, enum body_step step); /* and waits for it */
+void body_launch(struct body *b); /* all steps, as the engine does: without waiting */
+void body_wait(struct body *b);
+void body_run(struct body *b); /* all steps, and waits */
 
 /* What the steps have written, in host memory without padding, to free(). Operand elements become floats. */
 struct body_routing {

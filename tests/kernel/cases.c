@@ -406,6 +406,86 @@ void cases_check_base(const struct body_target *target)
     }
 }
 
+/* `forwards` at once, the last with adapters, then the output's bits. */
+static void check_row_of_forwards(struct body *b, const struct problem *p, enum kernel_path path, int forwards, const char *want)
+{
+    body_set_batch(b, p, path, true);
+    for (int n = 0; n < forwards; n++) {
+        body_set_adapters(b, (forwards - n) % 2);
+        body_launch(b);
+    }
+    body_wait(b);
+    char *out = body_output(b);
+    for (int32_t t = 0; t < p->o.rows; t++)
+        check_same_row("after others", p, t, out, want);
+    free(out);
+}
+
+static char *run_stepwise(struct body *b, const struct problem *p, enum kernel_path path)
+{
+    body_set_batch(b, p, path, true);
+    for (enum body_step s = BODY_ENTER; s < BODY_STEPS; s++)
+        if (p->o.adapters || (s != BODY_SHRINK_GATE_UP && s != BODY_SHRINK_DOWN))
+            body_step(b, s);
+    return body_output(b);
+}
+
+void cases_check_stream(const struct body_target *target)
+{
+    for (size_t i = 0; i < 2 * CASES; i++) {
+        struct problem *p = make_case(i / 2, i % 2 ? DTYPE_FP16 : DTYPE_BF16);
+        struct body *b = body_create(target, p);
+        for (size_t j = 0; j < 2; j++) {
+            char *want = run_stepwise(b, p, paths[j]);
+            for (int forwards = 1; forwards <= 4; forwards += 3)
+                check_row_of_forwards(b, p, paths[j], forwards, want);
+            free(want);
+        }
+        body_destroy(b);
+        problem_destroy(p);
+    }
+}
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+void cases_soak(const struct body_target *target, double seconds)
+{
+    static const struct problem_options shapes[] = {
+        {.experts = 8, .hidden = 4096, .inter = 1024, .rows = 8, .k = 2, .adapters = 8, .rank = 16, .seed = 1},
+        {.experts = 64, .hidden = 1024, .inter = 512, .rows = 300, .k = 8, .adapters = 8, .rank = 16, .seed = 2},
+        {.experts = 16, .hidden = 512, .inter = 768, .rows = 64, .k = 4, .adapters = 6, .subset = true, .skipped = 9, .seed = 3},
+    };
+    enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+    struct problem *problem[SHAPES];
+    struct body *body[SHAPES];
+    char *want[SHAPES][2];
+    for (int i = 0; i < SHAPES; i++) {
+        struct problem_options o = shapes[i];
+        o.op = i % 2 ? DTYPE_FP16 : DTYPE_BF16;
+        problem[i] = problem_create(&o);
+        body[i] = body_create(target, problem[i]);
+        for (int j = 0; j < 2; j++)
+            want[i][j] = run_stepwise(body[i], problem[i], paths[j]);
+    }
+    long rounds = 0;
+    for (double end = now_us() + 1e6 * seconds; now_us() < end; rounds++)
+        for (int i = 0; i < SHAPES; i++)
+            for (int j = 0; j < 2; j++)
+                check_row_of_forwards(body[i], problem[i], paths[j], 1 + (int)(rounds % 5), want[i][j]);
+    print_message("    %ld rounds of %d shapes on both paths\n", rounds, SHAPES);
+    for (int i = 0; i < SHAPES; i++) {
+        for (int j = 0; j < 2; j++)
+            free(want[i][j]);
+        body_destroy(body[i]);
+        problem_destroy(problem[i]);
+    }
+}
+
 void cases_check_sums(const struct body_target *target)
 {
     const struct problem_options o = {.experts = 3,
@@ -583,13 +663,6 @@ void cases_check_large(const struct body_target *target)
         body_destroy(b);
         problem_destroy(p);
     }
-}
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
 void cases_bench(const struct body_target *target)

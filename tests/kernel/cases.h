@@ -18,6 +18,10 @@ void cases_check_sums(const struct body_target *target); /* base rows' sums have
 void cases_check_nan(const struct body_target *target); /* NaN and infinities stay in their rows */
 void cases_check_large(const struct body_target *target); /* batches that fill the tiles of a device with many threads */
 void cases_check_order(const struct body_target *target); /* combine sums in slot order */
+/* Forwards in a row, with adapters and without, give the bits of one that waits after every step. */
+void cases_check_stream(const struct body_target *target);
+/* The same for so many seconds, of shapes that keep a device busy: what goes wrong once in a thousand times. */
+void cases_soak(const struct body_target *target, double seconds);
 /* Another target of the same table (other threads, other tiles): same bits as `target`. */
 void cases_check_same(const struct body_target *target, const struct body_target *other);
 /* Prints the time of each step. */

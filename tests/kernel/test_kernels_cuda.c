@@ -2,9 +2,9 @@
  *
  * The CUDA back end against the reference.
  *
- *     test_kernels_cuda [--bench | --small] CODE      CODE: sm90, portable, auto; exit status 77: no device, or none that runs it
+ *     test_kernels_cuda [--bench | --small | --stream | --soak] CODE      CODE: sm90, portable, auto; exit status 77: no device, or none that runs it
  *
- * --small leaves out what takes minutes under a memory or race checker.
+ * --small leaves out what takes minutes under a memory or race checker; --stream has forwards that follow each other at once. --soak goes on for SOAK_SECONDS (of the environment; 20).
  */
 #include "cases.h"
 
@@ -67,6 +67,12 @@ static void test_sums(void **state) { cases_check_sums(&target); }
 static void test_order(void **state) { cases_check_order(&target); }
 static void test_company(void **state) { cases_check_company(&target); }
 static void test_base(void **state) { cases_check_base(&target); }
+static void test_stream(void **state) { cases_check_stream(&target); }
+static void test_soak(void **state)
+{
+    const char *seconds = getenv("SOAK_SECONDS");
+    cases_soak(&target, seconds ? atof(seconds) : 20);
+}
 static void test_nan(void **state) { cases_check_nan(&target); }
 static void test_same(void **state) { cases_check_same(&target, &other); }
 static void test_large(void **state) { cases_check_large(&target); }
@@ -82,8 +88,14 @@ static void test_unknown_code(void **state)
 
 int main(int argc, char **argv)
 {
-    bool bench = argc > 1 && !strcmp(argv[1], "--bench"), small = argc > 1 && !strcmp(argv[1], "--small");
-    const char *code = argc > 1 + (bench || small) ? argv[1 + (bench || small)] : "auto";
+    const char *mode = argc > 1 && argv[1][0] == '-' ? argv[1] : "";
+    const bool bench = !strcmp(mode, "--bench"), small = !strcmp(mode, "--small"), stream_mode = !strcmp(mode, "--stream"),
+               soak = !strcmp(mode, "--soak");
+    const char *code = argc > 1 + !!*mode ? argv[1 + !!*mode] : "auto";
+    if (*mode && !bench && !small && !stream_mode && !soak) {
+        fprintf(stderr, "unknown option %s\n", mode);
+        return 2;
+    }
     char why[256];
     const struct kernel_table *table = kernels_cuda(code, 0, why, sizeof why);
     if (!table) {
@@ -100,14 +112,20 @@ int main(int argc, char **argv)
     target = (struct body_target){table, wrapped, &device_memory};
     other = (struct body_target){table, second, &device_memory};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unknown_code), cmocka_unit_test(test_steps),   cmocka_unit_test(test_forward), cmocka_unit_test(test_base),
-        cmocka_unit_test(test_rule),         cmocka_unit_test(test_sums),    cmocka_unit_test(test_order),   cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_same),         cmocka_unit_test(test_company), cmocka_unit_test(test_large),
+        cmocka_unit_test(test_unknown_code), cmocka_unit_test(test_steps), cmocka_unit_test(test_forward), cmocka_unit_test(test_base),
+        cmocka_unit_test(test_rule),         cmocka_unit_test(test_sums),  cmocka_unit_test(test_order),   cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_stream),       cmocka_unit_test(test_same),  cmocka_unit_test(test_company), cmocka_unit_test(test_large),
     };
     const struct CMUnitTest few[] = {cmocka_unit_test(test_steps), cmocka_unit_test(test_forward)};
+    const struct CMUnitTest streaming[] = {cmocka_unit_test(test_stream)};
+    const struct CMUnitTest soaking[] = {cmocka_unit_test(test_soak)};
     int failed = 0;
     if (bench)
         cases_bench(&target);
+    else if (stream_mode)
+        failed = cmocka_run_group_tests_name(table->name, streaming, NULL, NULL);
+    else if (soak)
+        failed = cmocka_run_group_tests_name(table->name, soaking, NULL, NULL);
     else if (small)
         failed = cmocka_run_group_tests_name(table->name, few, NULL, NULL);
     else

@@ -19,13 +19,18 @@
 const char *subject_backend;
 const char *const subject_fixtures[] = {"deepseek_v3", "gpt_oss", "llama4", "mixtral", "olmoe", "qwen3_moe", NULL};
 
+static unsigned one_in = 1, asked;
+
 bool subject_choose_backend(int argc, char **argv)
 {
     subject_backend = argc > 1 ? argv[1] : "ref";
+    one_in = argc > 2 ? (unsigned)atoi(argv[2]) : 1;
     if (!strncmp(subject_backend, "cuda", 4))
         return device_cuda_available();
     return !strcmp(subject_backend, "ref") || kernels_cpu(subject_backend);
 }
+
+bool subject_takes(void) { return asked++ % one_in == 0; }
 
 /* ---- engines ------------------------------------------------------------------------------------------------ */
 

@@ -13,8 +13,10 @@ enum { SUBJECT_ADAPTERS = 8, SUBJECT_LAYERS = 4 };
 
 /* The back end of this run: "ref", a name of kernels_cpu_isa, "cuda", or "cuda-" and a name of its code. */
 extern const char *subject_backend;
-/* Takes it from the command line; false when this machine or build lacks it (the test is skipped). */
+/* Takes it from the command line; false when this machine or build lacks it (the test is skipped). A number behind it, for back ends that
+ * take long: of the cases that ask subject_takes, one in so many is run. */
 bool subject_choose_backend(int argc, char **argv);
+bool subject_takes(void); /* always true without that number */
 
 extern const char *const subject_fixtures[]; /* names, ends with NULL */
 

@@ -27,6 +27,8 @@ static void compare(struct subject *s, int32_t layer, enum engine_mode mode, enu
     char name[128] = "expected";
     struct call c;
     size_t n;
+    if (!subject_takes())
+        return;
     if (all == -2)
         strcat(name, "_mixed");
     else if (all >= 0)
@@ -89,6 +91,8 @@ static void distances(const struct subject_options *options, int32_t rows, int32
     struct subject_options o = *options;
     struct subject mine, ref;
     struct call c[4];
+    if (!subject_takes())
+        return;
     subject_open(&mine, &o);
     o.backend = "ref";
     subject_open(&ref, &o);

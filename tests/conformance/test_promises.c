@@ -38,6 +38,8 @@ static void the_same_request_gives_the_same_bits(void **state)
         call_mix_adapters(&first, &s, 2);
         call_run(&s, &first);
         for (int n = 0; n < 15; n++) {
+            if (!subject_takes())
+                continue;
             call_init(&again, &s, 0, modes[m], DTYPE_BF16, 50, 4, 1);
             call_mix_adapters(&again, &s, 2);
             call_run(&s, &again);
@@ -73,6 +75,8 @@ static void a_row_does_not_depend_on_its_company(void **state)
                 merged = c[n].request.batch_rows;
             c[n].request.adapters = alone.adapter;
             for (int32_t t = 0; t < c[n].request.rows; t++) {
+                if (!subject_takes())
+                    continue;
                 call_init_row(&row, &c[n], t);
                 call_run(&alone, &row);
                 assert_int_equal(row.request.batch_rows, 1);
@@ -105,6 +109,8 @@ static void neither_length_nor_windows_change_bits(void **state)
         call_run(&whole, &all);
         assert_int_equal(all.request.batch_rows, MOST);
         for (int n = 0; n < LENGTHS; n++) {
+            if (!subject_takes())
+                continue;
             /* The seeds make the first rows of a shorter call those of the longer. */
             call_init(&part, &windows, 0, modes[i % 2], DTYPE_BF16, lengths[n], 3, 9);
             memcpy(part.hidden, all.hidden, (size_t)lengths[n] * call_row_bytes(&all));
@@ -132,6 +138,8 @@ static void any_number_of_slots(void **state)
         subject_open(&s, &(struct subject_options){.fixture = "qwen3_moe", .max_batch_rows = 5});
         for (int32_t k = 1; k <= s.info->experts; k++) {
             struct call c, row;
+            if (!subject_takes())
+                continue;
             call_init(&c, &s, 1, modes[m], DTYPE_FP32, 6, k, (uint64_t)k);
             call_run(&s, &c);
             for (int32_t t = 0; t < 6; t += 5) {

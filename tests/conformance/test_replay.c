@@ -44,6 +44,8 @@ static void replayed_and_launched_forwards_have_the_same_bits(void **state)
         uint64_t warmed = stats.device.graph_captures;
         for (int i = 0; i < 2 * SIZES; i++) {
             struct call a, b, c;
+            if (!subject_takes())
+                continue;
             int32_t k = 1 + i % graph.info->experts;
             make(&a, &graph, i, rows[i / 2], k);
             make(&b, &graph, i, rows[i / 2], k);

@@ -404,9 +404,15 @@ static bool of_program(const void *p)
     return (const char *)p >= __executable_start && (const char *)p < end;
 }
 
+/* Another thread of the host may be in code of these sources meanwhile, to launch. */
+static inline bool on_device(void)
+{
+    return current_fiber && (uintptr_t)__builtin_frame_address(0) - (uintptr_t)current_fiber->stack < STACK_BYTES;
+}
+
 static void hook(const void *p, size_t bytes, uint8_t flags, const void *pc)
 {
-    if (!current_block || !checker_on || of_program(p))
+    if (!current_block || !checker_on || !on_device() || of_program(p))
         return;
     const struct launch *l = current_block->launch;
     if ((uintptr_t)p - (uintptr_t)l->call.arguments < l->call.bytes)

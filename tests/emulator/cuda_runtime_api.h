@@ -28,7 +28,9 @@ typedef enum cudaError {
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
     cudaErrorLaunchFailure = 719,
+    cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureWrongThread = 908,
     cudaErrorUnknown = 999,
 } cudaError_t;
 
@@ -132,6 +134,13 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+
+/* ---- not of the runtime: faults for tests ------------------------------------------------------------------ */
+
+/* What a kernel that traps does when it runs: every call fails from then on. */
+cudaError_t emulator_trap(cudaStream_t stream);
+/* A kernel that has every multiprocessor to itself for so long: copies go on, launches don't. Has begun on return. */
+cudaError_t emulator_occupy(cudaStream_t stream, double seconds);
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -15,9 +16,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#define PATIENCE_MS 1000 /* with a reader that has stopped; threads that serve wait behind the line */
+
 static struct {
     pthread_mutex_t lock; /* orders lines and the bar; held across the write only */
     int fd;
+    bool stuck; /* the reader had stopped when a line was last tried */
     bool bar; /* a progress bar stands in the last row */
     atomic_bool terminal;
     atomic_int format, level;
@@ -28,6 +32,7 @@ void log_init(int fd, enum log_format format, enum log_level level)
 {
     pthread_mutex_lock(&sink.lock);
     sink.fd = fd;
+    sink.stuck = false;
     atomic_store(&sink.terminal, format == LOG_FORMAT_TEXT && isatty(fd));
     sink.bar = false;
     atomic_store(&sink.format, (int)format);
@@ -59,10 +64,26 @@ bool log_enabled(enum log_level level) { return (int)level >= atomic_load_explic
 
 uint64_t log_dropped(void) { return atomic_load(&sink.dropped); }
 
+/* With the lock held. False: the reader does not read, and has been waited for. A pipe that polls as writable takes a whole line. */
+static bool wait_for_reader(void)
+{
+    struct pollfd p = {.fd = sink.fd, .events = POLLOUT};
+    int ready;
+    do
+        ready = poll(&p, 1, sink.stuck ? 0 : PATIENCE_MS);
+    while (ready < 0 && errno == EINTR);
+    sink.stuck = !ready;
+    return ready;
+}
+
 /* With the lock held. Continues after partial writes to files and terminals; gives a line up on any other trouble, since
  * there is nobody left to tell. */
 static void write_out(const char *text, size_t length)
 {
+    if (!wait_for_reader()) {
+        atomic_fetch_add(&sink.dropped, 1);
+        return;
+    }
     while (length) {
         ssize_t written = write(sink.fd, text, length);
         if (written < 0 && errno == EINTR)

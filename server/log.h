@@ -4,8 +4,8 @@
  *
  * Any thread may log at any time; before log_init lines go to stderr as text from level info up. Control characters,
  * quotes where they matter, and bytes that are not UTF-8 are escaped in both forms, so what a client sends can neither forge a line nor
- * reach a terminal raw. Overlong strings are cut. A line that can't be written at once to a non-blocking
- * descriptor is dropped and counted.
+ * reach a terminal raw. Overlong strings are cut. A line that can't be written is dropped and counted: at once where the descriptor is
+ * non-blocking, else when whoever reads it has stopped for a second, and from then on until that one reads again.
  */
 #ifndef EXPERTD_SERVER_LOG_H
 #define EXPERTD_SERVER_LOG_H

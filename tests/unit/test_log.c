@@ -282,6 +282,29 @@ static void a_full_pipe_drops_and_counts(void **state)
     assert_int_equal(kept + (log_dropped() - before), 4000);
 }
 
+/* Nobody reads, and writes would wait for ever: those who log do not. */
+static void a_reader_that_stops_holds_nobody_up(void **state)
+{
+    (void)state;
+    log_init(writer, LOG_FORMAT_TEXT, LOG_LEVEL_INFO);
+    uint64_t before = log_dropped();
+    alarm(60); /* ends a test that hangs */
+    for (int i = 0; i < 4000; i++)
+        log_message(LOG_LEVEL_INFO, "a line of some length that fills the pipe before long");
+    uint64_t dropped = log_dropped() - before;
+    assert_true(dropped > 0);
+    char some[32768];
+    ssize_t got = read(reader, some, sizeof some - 1);
+    assert_true(got > 0);
+    some[got] = '\0';
+    log_message(LOG_LEVEL_INFO, "it reads again");
+    size_t kept = count_lines(some) + count_lines(collect());
+    alarm(0);
+    assert_non_null(strstr(text, "it reads again"));
+    assert_int_equal(log_dropped() - before, dropped);
+    assert_int_equal(kept + dropped, 4001);
+}
+
 static void progress_writes_lines_beside_a_terminal(void **state)
 {
     (void)state;
@@ -344,6 +367,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(requests_show_what_they_have, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(threads_do_not_mix_lines, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(a_full_pipe_drops_and_counts, open_pipe, close_pipe),
+        cmocka_unit_test_setup_teardown(a_reader_that_stops_holds_nobody_up, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(progress_writes_lines_beside_a_terminal, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(progress_draws_a_bar_on_a_terminal, open_pipe, close_pipe),
     };

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #define KEY_MAX 4096
+#define KEY_PATIENCE_MS 1000
 
 struct key {
     size_t length; /* 0: no such key is set */
@@ -34,12 +36,19 @@ static bool auth_read_key(struct key *key, const char *path, char *message, size
 {
     if (!path)
         return true;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    /* A shell's <(...) is a pipe, whose writer may be slow or not there: that must not hold up the thread that takes signals. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK), ready = 1;
     ssize_t got = 0;
     size_t have = 0;
-    while (fd >= 0 && have < sizeof key->text && (got = read(fd, key->text + have, sizeof key->text - have)) > 0)
+    while (fd >= 0 && have < sizeof key->text && (ready = poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, KEY_PATIENCE_MS)) > 0 &&
+           (got = read(fd, key->text + have, sizeof key->text - have)) > 0)
         have += (size_t)got;
-    if (fd < 0 || got < 0) {
+    if (fd >= 0 && !ready) {
+        snprintf(message, size, "key file %s: nothing came from it within %d ms", path, KEY_PATIENCE_MS);
+        close(fd);
+        return false;
+    }
+    if (fd < 0 || got < 0 || ready < 0) {
         snprintf(message, size, "key file %s: %s", path, strerror(errno));
         if (fd >= 0)
             close(fd);

@@ -131,6 +131,9 @@ def test_keys_are_read_again():
         os.unlink(api)
         again(s, "error SIGHUP: .*api: No such file")
         assert allowed(s, "two")
+        os.mkfifo(api)  # that nobody writes to
+        again(s, "error SIGHUP: .*api: nothing came from it")
+        assert allowed(s, "two")
     with Server() as s:
         again(s, "info SIGHUP: there are no key files")
         assert s.call("GET", "/health/live").status == 200

@@ -103,16 +103,24 @@ static enum MHD_Result framing_header(void *cls, enum MHD_ValueKind kind, const 
     return s->bad ? MHD_NO : MHD_YES;
 }
 
-static bool framing_check_target(struct framing_scan *s, const char *version, const char *raw_uri, size_t raw_length, const char *uri)
+/* Whether only blanks lie between a word of the request line and the next; the first one is a NUL by now. */
+static bool framing_next_word(const char *word, size_t length, const char *next)
 {
-    if (s->in_place) { /* a NUL in the target ends it early for the library */
-        uintptr_t end = (uintptr_t)raw_uri + raw_length, start = (uintptr_t)version;
-        bool good = start > end && start - end <= FRAMING_GAP_MAX;
-        for (size_t i = 0; good && i < start - end; i++)
-            good = strchr(" \t", raw_uri[raw_length + i]) != NULL;
-        if (!good)
-            return framing_fail(s, "the request target has a NUL byte or is malformed");
-    }
+    uintptr_t end = (uintptr_t)word + length, start = (uintptr_t)next;
+    bool good = start > end && start - end <= FRAMING_GAP_MAX;
+    for (size_t i = 0; good && i < start - end; i++)
+        good = strchr(" \t", word[length + i]) != NULL && (word[length + i] || !i);
+    return good;
+}
+
+static bool framing_check_target(struct framing_scan *s, const char *method, const char *version, const char *raw_uri, size_t raw_length,
+                                 const char *uri)
+{
+    /* A NUL in a word ends it early for the library. */
+    if (s->in_place && !framing_next_word(method, strlen(method), raw_uri))
+        return framing_fail(s, "the method has a NUL byte or is malformed");
+    if (s->in_place && !framing_next_word(raw_uri, raw_length, version))
+        return framing_fail(s, "the request target has a NUL byte or is malformed");
     for (const char *p = uri; *p; p++) {
         if ((unsigned char)*p <= ' ' || *p == 0x7f)
             return framing_fail(s, "the request target has a space or control character");
@@ -140,7 +148,7 @@ bool framing_check(struct MHD_Connection *mhd, const char *method, const char *v
     bool v11 = strcmp(version, "HTTP/1.1") == 0;
     if (!v11 && strcmp(version, "HTTP/1.0") != 0)
         return framing_fail(&s, "only HTTP/1.1 and HTTP/1.0 are spoken here");
-    if (!framing_check_target(&s, version, raw_uri, raw_length, uri))
+    if (!framing_check_target(&s, method, version, raw_uri, raw_length, uri))
         return false;
     MHD_get_connection_values_n(mhd, MHD_HEADER_KIND, framing_header, &s);
     if (s.bad || !framing_check_end(&s, mhd, method))

@@ -182,7 +182,8 @@ static bool read_rank(const json_t *v, const char *what, const char *key, int32_
 static bool read_alpha(const json_t *v, const char *what, const char *key, double *out, struct faults *log)
 {
     if (!json_is_number(v) || !isfinite((float)json_number_value(v)))
-        return faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json: %s%s is %s; expected a number", what, key, show(v).s);
+        return faults_add(log, ENGINE_BAD_ADAPTER, "adapter_config.json: %s%s is %s; expected a number%s", what, key, show(v).s,
+                          json_is_number(v) ? " of at most 3.4e38" : "");
     *out = json_number_value(v);
     return true;
 }

@@ -240,9 +240,9 @@ static bool resolve_fused(struct planner *p, const struct item *item, bool outer
         *out = KERNEL_GATE;
     *known = gate_up != down;
     return *known || faults_add(p->log, ENGINE_BAD_ADAPTER,
-                                "tensor \"%s\": target_parameters of adapter_config.json names %s gate_up_proj and "
+                                "tensor \"%s\": target_parameters of adapter_config.json names %s "
                                 "down_proj of its module, so that its parameter is unknown",
-                                PEFT_QUOTE(item->tensor->name), gate_up ? "both" : "neither");
+                                PEFT_QUOTE(item->tensor->name), gate_up ? "both gate_up_proj and" : "neither gate_up_proj nor");
 }
 
 /* Rank and scale by the config; *rank is 0 when unknown. */

@@ -130,7 +130,7 @@ static void malformed_configs(void **state)
         {"{\"r\":2.0,\"lora_alpha\":4}", "r is 2.0; expected an integer"},
         {"{\"r\":\"2\",\"lora_alpha\":4}", "r is \"2\"; expected an integer"},
         {"{\"r\":2,\"lora_alpha\":true}", "lora_alpha is true; expected a number"},
-        {"{\"r\":2,\"lora_alpha\":1e39}", "expected a number"},
+        {"{\"r\":2,\"lora_alpha\":1e39}", "expected a number of at most 3.4e38"},
         {"{" FINE ",\"use_rslora\":1}", "use_rslora is 1; expected true or false"},
         {"{" FINE ",\"rank_pattern\":[]}", "rank_pattern is []; expected an object"},
         {"{" FINE ",\"rank_pattern\":{\"w1\":\"x\"}}", "rank_pattern of \"w1\" is \"x\"; expected an integer"},
@@ -306,7 +306,7 @@ static void fused_parameters_without_a_name(void **state)
     (void)state;
     const struct tensor down[] = {{"experts.lora_A.weight", 8, 6, NULL}, {"experts.lora_B.weight", 8, 8, NULL}};
     bad_tensors("{" FINE "}", down, 2, ENGINE_BAD_ADAPTER,
-                "target_parameters of adapter_config.json names neither gate_up_proj and down_proj");
+                "target_parameters of adapter_config.json names neither gate_up_proj nor down_proj");
     bad_tensors("{" FINE ",\"target_parameters\":[\"xperts.down_proj\"]}", down, 2, ENGINE_BAD_ADAPTER, "names neither");
     bad_tensors("{" FINE ",\"target_parameters\":[\"layers.1.mlp.experts.down_proj\"]}", down, 2, ENGINE_BAD_ADAPTER, "names neither");
     bad_tensors("{" FINE ",\"target_parameters\":[\"experts.gate_up_proj\",\"mlp.experts.down_proj\"]}", down, 2, ENGINE_BAD_ADAPTER,

@@ -275,3 +275,12 @@ bool checkpoint_resolve(struct checkpoint *c, size_t index, const struct safeten
         faults_add(faults, ENGINE_BAD_CHECKPOINT, "tensor \"%.200s\" is not in %.80s, where " INDEX " says it is", e->name, s->name);
     return *tensor != NULL;
 }
+
+enum engine_code checkpoint_check_unchanged(const struct checkpoint *c, struct engine_error *error)
+{
+    enum engine_code code = ENGINE_OK;
+    for (int32_t i = 0; i < c->shards && !code; i++)
+        if (c->shard[i].file)
+            code = safetensors_check_unchanged(c->shard[i].file, error);
+    return code;
+}

@@ -28,6 +28,8 @@ bool checkpoint_resolve(struct checkpoint *checkpoint, size_t index, const struc
                         const struct safetensors_tensor **tensor, struct faults *faults);
 /* Position of an opened file among the checkpoint's. */
 int32_t checkpoint_file_index(const struct checkpoint *checkpoint, size_t index);
+/* After the last read: that the opened files are still what they were. */
+enum engine_code checkpoint_check_unchanged(const struct checkpoint *checkpoint, struct engine_error *error);
 int32_t checkpoint_files(const struct checkpoint *checkpoint);
 int32_t checkpoint_files_opened(const struct checkpoint *checkpoint);
 

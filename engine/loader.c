@@ -529,6 +529,9 @@ enum engine_code loader_run(struct device *device, struct model *model, struct p
             *error = l.error;
         return l.error.code;
     }
+    enum engine_code code = plan->checkpoint ? checkpoint_check_unchanged(plan->checkpoint, error) : ENGINE_OK;
+    if (code)
+        return code;
     report_progress(&l, 0, true);
     warn_non_finite(&l);
     log_times(&l, clock_now_ns() - begin);

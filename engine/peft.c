@@ -259,6 +259,11 @@ enum engine_code adapter_open_beneath(int root_fd, const char *root, const char 
     return code;
 }
 
+enum engine_code adapter_check_unchanged(const struct adapter_data *data, struct engine_error *error)
+{
+    return safetensors_check_unchanged(data->files->file, error);
+}
+
 void adapter_data_destroy(struct adapter_data *data)
 {
     if (!data)

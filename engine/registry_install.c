@@ -98,6 +98,8 @@ static enum engine_code build(struct registry *r, struct registry_install *in, c
     in->opened_ns = clock_now_ns();
     if (code == ENGINE_OK)
         code = registry_pack(r, data, in->adapter, error);
+    if (code == ENGINE_OK)
+        code = adapter_check_unchanged(data, error);
     in->packed_ns = clock_now_ns();
     adapter_data_destroy(data);
     if (code == ENGINE_OK && !registry_describe(in->adapter, info))

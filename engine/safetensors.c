@@ -26,6 +26,7 @@ struct safetensors_file {
     char *name;
     enum engine_code bad;
     int64_t size;
+    struct timespec modified; /* when it was opened */
     char *text; /* the header; names point into it */
     struct safetensors_tensor *tensor; /* by position */
     const struct safetensors_tensor **sorted; /* by name */
@@ -135,6 +136,16 @@ enum engine_code safetensors_read(const struct safetensors_file *file, const str
         return engine_fail(error, ENGINE_INTERNAL, "%s: tensor \"%.200s\": a read of %zu bytes at %" PRId64 " passes its end at %" PRId64,
                            file->name, tensor->name, bytes, offset, span);
     return read_exactly(file, tensor->begin + offset, dst, bytes, error);
+}
+
+enum engine_code safetensors_check_unchanged(const struct safetensors_file *file, struct engine_error *error)
+{
+    struct stat st;
+    if (fstat(file->fd, &st))
+        return engine_fail(error, ENGINE_IO, "%s: %s", file->name, strerror(errno));
+    if (st.st_size == file->size && st.st_mtim.tv_sec == file->modified.tv_sec && st.st_mtim.tv_nsec == file->modified.tv_nsec)
+        return ENGINE_OK;
+    return engine_fail(error, file->bad, "%s: the file was written to while it was being read", file->name);
 }
 
 void safetensors_prefetch(const struct safetensors_file *file, const struct safetensors_tensor *tensor, int64_t offset, int64_t bytes)
@@ -585,6 +596,7 @@ static enum engine_code load_header(struct safetensors_file *file, struct engine
     if (!S_ISREG(st.st_mode))
         return engine_fail(error, file->bad, "%s is not a regular file", file->name);
     file->size = st.st_size;
+    file->modified = st.st_mtim;
     if (file->size < 8)
         return engine_fail(error, file->bad, "%s: %" PRId64 " bytes are too few for a safetensors file", file->name, file->size);
     unsigned char raw[8];

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/registry_fakes.h"
 
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* ---- a device -------------------------------------------------------------------------------------------------- */
 
@@ -57,6 +59,8 @@ static enum engine_code fake_upload(struct device *device, uint64_t dst, size_t 
     pthread_mutex_lock(&f->lock);
     f->uploads++;
     bool fine = !strikes(&f->fail_upload);
+    if (f->touched)
+        utimensat(AT_FDCWD, f->touched, (const struct timespec[2]){{.tv_sec = f->uploads}, {.tv_sec = f->uploads}}, 0);
     pthread_mutex_unlock(&f->lock);
     for (size_t i = 0; fine && i < height; i++)
         memcpy((char *)(uintptr_t)dst + i * dst_pitch, (const char *)src + i * src_pitch, width);

@@ -20,6 +20,7 @@ struct fake {
     int allocs, uploads, writes;
     int fail_alloc, fail_upload, fail_write; /* the nth call from now fails; 0: none */
     bool no_host_memory;
+    const char *touched; /* a file whose time of modification every upload changes; NULL: none */
 };
 
 extern const struct device_ops fake_ops;

@@ -450,6 +450,26 @@ static void packed_by_many_threads(void **state)
     }
 }
 
+/* A file that somebody writes anew while it is read is taken whole or not at all. */
+static void a_file_that_changes_is_refused(void **state)
+{
+    (void)state;
+    struct rig *g = rig_create(2, false);
+    char path[128];
+    int32_t id = 0;
+    install_fine(g, "a", "one", false, &id);
+    snprintf(path, sizeof path, "%s/two/adapter_model.safetensors", g->s.path);
+    g->device.touched = path;
+    install_fails(g, "a", "two", true, ENGINE_BAD_ADAPTER, "adapter_model.safetensors: the file was written to while it was being read");
+    g->device.touched = NULL;
+    struct engine_adapter *old = registry_acquire_id(g->registry, id);
+    assert_non_null(old);
+    registry_release(g->registry, old);
+    install_fine(g, "a", "two", true, NULL);
+    check_table(g, "a", "two");
+    rig_destroy(g);
+}
+
 static void listed_in_order(void **state)
 {
     (void)state;
@@ -695,6 +715,7 @@ int main(void)
         cmocka_unit_test(device_memory_runs_out),
         cmocka_unit_test(device_failures_are_undone),
         cmocka_unit_test(packed_by_many_threads),
+        cmocka_unit_test(a_file_that_changes_is_refused),
         cmocka_unit_test(listed_in_order),
         cmocka_unit_test(one_of_two_installs_wins),
         cmocka_unit_test(a_failed_install_lets_the_next_in),

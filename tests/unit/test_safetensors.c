@@ -344,6 +344,33 @@ static void notices_a_file_that_shrinks(void **state)
     safetensors_close(f);
 }
 
+static void notices_a_file_that_changes(void **state)
+{
+    (void)state;
+    scratch_write_header(&scratch, "changes.safetensors", "{\"t\":{\"dtype\":\"U8\",\"shape\":[100],\"data_offsets\":[0,100]}}", 100);
+    for (int way = 0; way < 3; way++) {
+        struct safetensors_file *f;
+        struct engine_error e;
+        char path[128], data[100];
+        snprintf(path, sizeof path, "%s/changes.safetensors", scratch.path);
+        assert_int_equal(utimensat(AT_FDCWD, path, (const struct timespec[2]){{.tv_sec = 1}, {.tv_sec = 1}}, 0), 0);
+        assert_int_equal(safetensors_open(scratch.fd, "changes.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_OK);
+        const struct safetensors_tensor *t = safetensors_find(f, "t");
+        assert_int_equal(safetensors_read(f, t, 0, data, 100, &e), ENGINE_OK);
+        assert_int_equal(safetensors_check_unchanged(f, &e), ENGINE_OK);
+        int fd = openat(scratch.fd, "changes.safetensors", O_WRONLY | (way == 1 ? O_APPEND : 0));
+        if (way < 2)
+            assert_int_equal(write(fd, "x", 1), 1);
+        else
+            assert_int_equal(ftruncate(fd, t->end - 1), 0);
+        close(fd);
+        assert_int_equal(safetensors_check_unchanged(f, &e), ENGINE_BAD_CHECKPOINT);
+        assert_non_null(strstr(e.message, "changes.safetensors: the file was written to"));
+        safetensors_close(f);
+        scratch_write_header(&scratch, "changes.safetensors", "{\"t\":{\"dtype\":\"U8\",\"shape\":[100],\"data_offsets\":[0,100]}}", 100);
+    }
+}
+
 static void finds_among_a_hundred_thousand(void **state)
 {
     (void)state;
@@ -408,6 +435,7 @@ int main(void)
         cmocka_unit_test(refuses_deep_and_long_entries),
         cmocka_unit_test(refuses_files_of_the_wrong_kind_or_length),
         cmocka_unit_test(notices_a_file_that_shrinks),
+        cmocka_unit_test(notices_a_file_that_changes),
         cmocka_unit_test(finds_among_a_hundred_thousand),
         cmocka_unit_test(messages_stay_printable),
         cmocka_unit_test(knows_its_dtypes),

@@ -383,6 +383,7 @@ static void *http_request_line(void *cls, const char *uri, struct MHD_Connection
     r->raw_length = length;
     r->layer = r->rows = r->adapters = r->queue_us = r->compute_us = -1;
     watch_enter(c, CONNECTION_HEAD, http_head_limit_ns(d->server));
+    c->current = r;
     return r;
 }
 
@@ -514,13 +515,9 @@ static void http_account(struct http_request *r, enum MHD_RequestTerminationCode
                                                  });
 }
 
-static void http_completed(void *cls, struct MHD_Connection *mhd, void **state, enum MHD_RequestTerminationCode how)
+static void http_finish(struct http_request *r, enum MHD_RequestTerminationCode how)
 {
-    struct http_request *r = *state;
-    (void)cls, (void)mhd;
-    if (!r)
-        return;
-    *state = NULL;
+    r->connection->current = NULL;
     if (r->started)
         http_account(r, how);
     watch_enter(r->connection, CONNECTION_IDLE, HTTP_IDLE_S * HTTP_SECOND + http_head_limit_ns(r->server));
@@ -534,6 +531,15 @@ static void http_completed(void *cls, struct MHD_Connection *mhd, void **state, 
         atomic_fetch_sub(&r->server->requests, 1);
     free(r->uri);
     free(r);
+}
+
+static void http_completed(void *cls, struct MHD_Connection *mhd, void **state, enum MHD_RequestTerminationCode how)
+{
+    struct http_request *r = *state;
+    (void)cls, (void)mhd;
+    *state = NULL;
+    if (r)
+        http_finish(r, how);
 }
 
 /* Fills c->remote and says whether the peer is on this machine. */
@@ -600,6 +606,9 @@ static void http_connection(void *cls, struct MHD_Connection *mhd, void **contex
         atomic_fetch_sub(&d->server->connections, 1);
         metrics_connection_closed(d->server->metrics);
         *context = NULL;
+        /* Where its memory ran out over a head, the library closes without a word about the request. */
+        if (c->current)
+            http_finish(c->current, MHD_REQUEST_TERMINATED_WITH_ERROR);
         watch_remove(c);
     }
 }

@@ -48,6 +48,7 @@ struct connection {
     int64_t linger_bytes;
     void (*cancel)(struct http_request *request); /* while waiting: called once when the peer vanishes, with the lock held */
     struct http_request *request; /* for cancel */
+    struct http_request *current; /* of the listener's thread: begun and not completed yet; NULL: none */
     char remote[64];
     char request_id[HTTP_REQUEST_ID_MAX + 1]; /* of the request whose head came last */
 };

@@ -200,5 +200,5 @@ void adapters_remove(struct http_request *r)
     if (!call)
         return;
     call->wait_ms = seconds * 1000;
-    http_offload(r, r->server->workers, adapters_remove_work, adapters_answer);
+    http_offload(r, seconds ? r->server->waiters : r->server->workers, adapters_remove_work, adapters_answer);
 }

@@ -31,6 +31,7 @@
 #define MAIN_WORKERS 4
 #define MAIN_WORKERS_WAITING 64
 #define MAIN_PARSERS 2
+#define MAIN_WAITERS 16 /* removals that wait for an adapter's last request, at once */
 
 enum { EXIT_GOOD = 0, EXIT_BAD = 1, EXIT_USAGE = 2 };
 
@@ -320,8 +321,9 @@ static int main_run(struct main_state *m)
     s->metrics = metrics_create(route, route_count + 1);
     s->watch = watch_create();
     s->workers = workers_create(MAIN_WORKERS, MAIN_WORKERS_WAITING);
+    s->waiters = workers_create(MAIN_WAITERS, MAIN_WORKERS_WAITING);
     s->parsers = workers_create(MAIN_PARSERS, (int)o->max_connections);
-    if (m->wake >= 0 && s->metrics && s->watch && s->workers && s->parsers)
+    if (m->wake >= 0 && s->metrics && s->watch && s->workers && s->waiters && s->parsers)
         http = http_start(s, &m->listeners, message, sizeof message);
     if (!http || pthread_create(&signals, NULL, main_take_signals, m) != 0) {
         log_message(LOG_LEVEL_ERROR, "%s", message);
@@ -347,6 +349,7 @@ static int main_run(struct main_state *m)
 out:
     http_stop(http);
     workers_destroy(s->workers);
+    workers_destroy(s->waiters);
     workers_destroy(s->parsers);
     atomic_store(&s->engine, NULL);
     engine_destroy(engine);

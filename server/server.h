@@ -27,6 +27,7 @@ struct server {
     struct metrics *metrics;
     struct watch *watch;
     struct workers *workers; /* for adapter calls, which block */
+    struct workers *waiters; /* for those that wait for other requests, for as long as a minute: no install waits behind them */
     struct workers *parsers; /* for JSON so long that other connections would wait for it */
     struct spool *spool;
     atomic_int connections;

@@ -175,6 +175,43 @@ def test_vanishing_in_the_reply():
 
 
 @aside
+def test_removals_that_wait_hold_up_no_install():
+    name = "mixtral"
+    adapter = sorted(d for d in os.listdir(fixture(name)) if d.startswith("adapter_"))[0]
+    with Server("--max-batch-rows", "64", "--queue-rows", "1000000", fixture_name=name) as s:
+        count, rows = 6, 4000 if SLOW > 1 else 65000
+        for i in range(count):
+            assert s.call("POST", "/adapters", {"name": f"a{i}", "path": adapter}).status == 201
+        tensors = [t for t, _ in (tensor(*t, binary=True) for t in tokens(1, 64, 8))]
+        raws = [raw * rows for _, raw in (tensor(*t, binary=True) for t in tokens(1, 64, 8))]
+        tensors.append({"name": "adapter", "datatype": "BYTES", "shape": [rows]})
+        raws.append(b"".join(struct.pack("<I", 2) + b"a%d" % (i % count) for i in range(rows)))
+        for t, raw in zip(tensors, raws):
+            t.update(shape=[rows] + t["shape"][1:], parameters={"binary_data_size": len(raw)})
+        head = json.dumps({"inputs": tensors, "parameters": {"layer": 0, "binary_data_output": True}}).encode()
+        ends = {}
+
+        def call(key, *arguments):
+            r = s.call(*arguments)
+            ends[key] = time.monotonic()
+            assert r.status == 200, r
+
+        request = ("POST", "/moe/forward", head + b"".join(raws), {"Inference-Header-Content-Length": str(len(head))})
+        threads = [threading.Thread(target=call, args=(f"forward {i}", *request)) for i in range(4)]
+        for t in threads:
+            t.start()
+        eventually(lambda: gauge(s, "expertd_queue_rows") + gauge(s, "expertd_running_rows") > 3 * rows)
+        for i in range(count):
+            threads.append(threading.Thread(target=call, args=(i, "DELETE", f"/adapters/a{i}?wait=60")))
+            threads[-1].start()
+        eventually(lambda: not any(a["state"] == "ready" for a in s.call("GET", "/adapters").json()["adapters"]))
+        assert s.call("POST", "/adapters", {"name": "new", "path": adapter}).status == 201
+        installed = time.monotonic()
+        for t in threads:
+            t.join()
+        assert len(ends) == count + 4 and installed < min(ends[i] for i in range(count)), (installed, ends)
+
+
 def test_reader_that_stalls():
     """Its reply's memory comes back once the time for the reply is up: two seconds, and one more for each MiB."""
     with Server(*LASTING, "--request-timeout-s", "2", "--max-body-bytes", "64M") as s:

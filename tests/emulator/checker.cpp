@@ -7,6 +7,7 @@
  * the other: within a block by its barriers (vector clocks), between launches by launch_wait, and between blocks of a launch never.
  * Shuffles and ballots order no memory, as PTX says. What a copy or a product does happens between its start and the end of a wait for it.
  */
+#include "emulator.h"
 #include "internal.h"
 
 #include <link.h>
@@ -26,29 +27,36 @@ extern "C" thread_local uint8_t shared[];
 bool checker_on = true;
 
 #define CELL_BYTES 8
+/* Accesses that a cell remembers; of more, chance says which. */
 #define CELL_ACCESSES 4
+#define SHARED_CELL_ACCESSES 8
 
-enum { ACCESS_WRITE = 1, ACCESS_ATOMIC = 2, ACCESS_LOOSE = 4 };
+enum { ACCESS_WRITE = 1, ACCESS_ATOMIC = 2, ACCESS_LOOSE = 4, ACCESS_PROXY = 8 /* through the async proxy */ };
 
 struct access {
-    uint32_t launch; /* 0: none */
-    uint32_t number; /* the actor's time */
-    uint32_t pc; /* from the program's begin */
-    uint16_t block, actor;
-    uint8_t bytes; /* a bit each */
-    uint8_t flags;
+    uint32_t launch; /* 0: none, and none behind it */
+    uint32_t block : 20, actor : 12;
+    uint32_t number : 28, flags : 4; /* the actor's time */
+    uint32_t pc : 24, bytes : 8; /* from the program's begin; a bit each */
 };
 
-struct cell {
-    struct access access[CELL_ACCESSES];
+/* An allocation, or the thread-local memory that is a block's shared one. */
+struct region {
+    uintptr_t begin, end;
+    struct access *cells;
+    uint8_t *written; /* a bit for each byte that has been; NULL: all have */
 };
 
 /* ---- errors ------------------------------------------------------------------------------------------------- */
 
 static std::mutex error_lock;
 static long errors;
+static bool expecting; /* errors are counted apart */
+static long expected;
+static std::string expected_first;
 static std::set<std::pair<uint64_t, uint64_t>> reported; /* pairs of places */
 static uintptr_t program;
+static bool show_loose; /* report what loose reads meet */
 static char program_path[4096];
 
 static int find_program(struct dl_phdr_info *info, size_t size, void *arg)
@@ -66,6 +74,7 @@ static void prepare(void)
     if (n <= 0)
         strcpy(program_path, "?");
     checker_on = !getenv("EMULATOR_UNCHECKED");
+    show_loose = getenv("EMULATOR_LOOSE") != NULL;
 }
 
 /* The line of a place, where addr2line is at hand. */
@@ -83,21 +92,43 @@ static void print_place(const char *what, uint32_t pc)
     fprintf(stderr, "    %s %s (%#x)\n", what, text, pc);
 }
 
-extern "C" long emulator_errors(void) { return errors; }
+long emulator_errors(void) { return errors; }
 
 /* A program that met errors fails, whatever it thinks itself. */
 __attribute__((destructor)) static void fail(void)
 {
     if (!errors)
         return;
-    fprintf(stderr, "emulator: %ld errors\n", errors);
+    fprintf(stderr, "emulator: %ld errors, EMULATOR_SEED=%llu\n", errors, (unsigned long long)emulator_seed_get());
     fflush(NULL);
     _exit(97);
 }
 
-/* True the first time for these places, and not after too many. */
-static bool error_is_new(uint64_t a, uint64_t b)
+void emulator_expect(void)
 {
+    std::lock_guard<std::mutex> hold(error_lock);
+    expecting = true;
+    expected = 0;
+    expected_first.clear();
+}
+
+long emulator_expected(char *first, size_t size)
+{
+    std::lock_guard<std::mutex> hold(error_lock);
+    expecting = false;
+    if (expected)
+        snprintf(first, size, "%s", expected_first.c_str());
+    return expected;
+}
+
+/* Is this one to be printed? The first time for these places, and not after too many. */
+static bool error_count(const std::string &text, uint64_t a, uint64_t b)
+{
+    if (expecting) {
+        if (!expected++)
+            expected_first = text;
+        return false;
+    }
     errors++;
     return reported.insert({a < b ? a : b, a < b ? b : a}).second && reported.size() <= 40;
 }
@@ -107,14 +138,14 @@ void emulator_error(const void *pc, const char *format, ...)
     std::lock_guard<std::mutex> hold(error_lock);
     prepare();
     const uint32_t place = pc ? (uint32_t)((uintptr_t)pc - program) : 0;
-    if (!error_is_new(place, 0))
-        return;
+    char text[512];
     va_list list;
     va_start(list, format);
-    fprintf(stderr, "emulator: ");
-    vfprintf(stderr, format, list);
-    fprintf(stderr, "\n");
+    vsnprintf(text, sizeof text, format, list);
     va_end(list);
+    if (!error_count(text, place, 0))
+        return;
+    fprintf(stderr, "emulator: %s\n", text);
     if (pc)
         print_place("at", place);
 }
@@ -127,25 +158,33 @@ void emulator_fatal(const char *format, ...)
     vfprintf(stderr, format, list);
     fprintf(stderr, "\n");
     va_end(list);
+    fprintf(stderr, "emulator: EMULATOR_SEED=%llu\n", (unsigned long long)emulator_seed_get());
     abort();
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------- */
 
-struct allocation {
-    size_t bytes;
-    struct cell *cell;
-};
-
 static std::mutex memory_lock;
-static std::map<uintptr_t, allocation> memory; /* by begin */
-static uintptr_t last_begin, last_end; /* of the allocation found last */
-static struct cell *last_cell;
+static std::map<uintptr_t, region> &memory = *new std::map<uintptr_t, region>; /* by begin */
+#define FOUND 256
+static region *found_last[FOUND]; /* by address */
 
-void memory_add(void *p, size_t bytes)
+static void *pages_make(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        emulator_fatal("no memory for what accesses are remembered in");
+    return p;
+}
+
+static size_t cells_of(size_t bytes) { return bytes / CELL_BYTES + 2; }
+
+void memory_add(void *p, size_t bytes, bool written)
 {
     std::lock_guard<std::mutex> hold(memory_lock);
-    memory[(uintptr_t)p] = {bytes, NULL};
+    prepare();
+    memory[(uintptr_t)p] = {(uintptr_t)p, (uintptr_t)p + bytes, NULL,
+                            written || !checker_on ? NULL : (uint8_t *)pages_make(cells_of(bytes))};
 }
 
 void memory_remove(void *p)
@@ -154,59 +193,144 @@ void memory_remove(void *p)
     auto found = memory.find((uintptr_t)p);
     if (found == memory.end())
         return;
-    if (found->second.cell)
-        munmap(found->second.cell, (found->second.bytes / CELL_BYTES + 2) * sizeof(struct cell));
+    const region &r = found->second;
+    if (r.cells)
+        munmap(r.cells, cells_of(r.end - r.begin) * CELL_ACCESSES * sizeof(struct access));
+    if (r.written)
+        munmap(r.written, cells_of(r.end - r.begin));
     memory.erase(found);
-    last_begin = last_end = 0;
+    memset(found_last, 0, sizeof found_last);
 }
 
 size_t memory_size(const void *p)
 {
     std::lock_guard<std::mutex> hold(memory_lock);
     auto found = memory.find((uintptr_t)p);
-    return found == memory.end() ? 0 : found->second.bytes;
+    return found == memory.end() ? 0 : found->second.end - found->second.begin;
 }
 
-static struct cell *cells_make(size_t bytes)
+static region *memory_search(uintptr_t p)
 {
-    void *p = mmap(NULL, (bytes / CELL_BYTES + 2) * sizeof(struct cell), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
-        emulator_fatal("no memory for what accesses are remembered in");
-    return (struct cell *)p;
-}
-
-static bool memory_find(uintptr_t p)
-{
-    if (p >= last_begin && p < last_end)
-        return true;
     std::lock_guard<std::mutex> hold(memory_lock);
     auto after = memory.upper_bound(p);
     if (after == memory.begin())
-        return false;
-    --after;
-    if (p >= after->first + after->second.bytes)
-        return false;
-    if (!after->second.cell)
-        after->second.cell = cells_make(after->second.bytes);
-    last_begin = after->first;
-    last_end = after->first + after->second.bytes;
-    last_cell = after->second.cell;
-    return true;
+        return NULL;
+    region *r = &(--after)->second;
+    if (p >= r->end)
+        return NULL;
+    if (!r->cells)
+        r->cells = (struct access *)pages_make(cells_of(r->end - r->begin) * CELL_ACCESSES * sizeof(struct access));
+    return r;
 }
 
-static uintptr_t tls_begin, tls_end, dynamic_begin;
-static struct cell *tls_cell;
+static inline region *memory_find(uintptr_t p)
+{
+    region *&r = found_last[(p >> 9) % FOUND];
+    if (__builtin_expect(r && p - r->begin < r->end - r->begin, 1))
+        return r;
+    return r = memory_search(p);
+}
+
+static region shared_region;
+static uintptr_t dynamic_begin;
+
+static inline bool is_shared(uintptr_t p) { return p - shared_region.begin < shared_region.end - shared_region.begin; }
 
 void checker_shared(uint8_t *begin, size_t bytes, uint8_t *dynamic)
 {
-    tls_begin = (uintptr_t)begin;
-    tls_end = tls_begin + bytes;
+    /* Its cells are those of the 8 bytes that begin at multiples of 8. */
     dynamic_begin = (uintptr_t)dynamic;
-    tls_cell = cells_make(bytes);
+    shared_region.begin = (uintptr_t)begin & ~(uintptr_t)(CELL_BYTES - 1);
+    shared_region.end = (uintptr_t)begin + bytes;
+    shared_region.cells = (struct access *)pages_make(cells_of(bytes) * SHARED_CELL_ACCESSES * sizeof(struct access));
+}
+
+/* Which of the 8 bytes at a multiple of 8 are p to end's, one of both being there. */
+static inline uint8_t bytes_of_cell(uintptr_t cell, uintptr_t p, uintptr_t end)
+{
+    const unsigned from = p > cell ? (unsigned)(p - cell) : 0, upto = end < cell + CELL_BYTES ? (unsigned)(end - cell) : CELL_BYTES;
+    return (uint8_t)((1u << upto) - (1u << from));
+}
+
+void memory_written(void *ptr, size_t bytes)
+{
+    const uintptr_t p = (uintptr_t)ptr, end = p + bytes;
+    region *r = checker_on && bytes ? memory_find(p) : NULL;
+    if (!r || !r->written || end > r->end)
+        return;
+    for (uintptr_t cell = p & ~(uintptr_t)(CELL_BYTES - 1); cell < end; cell += CELL_BYTES)
+        r->written[(cell - r->begin) / CELL_BYTES] |= bytes_of_cell(cell, p, end);
 }
 
 /* ---- clocks ------------------------------------------------------------------------------------------------- */
+
+static times *times_make(uint32_t n)
+{
+    times *t = (times *)malloc(sizeof(times) + n * sizeof(uint32_t));
+    t->references = 1;
+    t->n = n;
+    return t;
+}
+
+/* A copy with n entries at least. */
+static times *times_copy(const times *from, uint32_t n)
+{
+    const uint32_t have = from ? from->n : 0;
+    times *t = times_make(n > have ? n : have);
+    if (have)
+        memcpy(t->at, from->at, have * sizeof(uint32_t));
+    memset(t->at + have, 0, (t->n - have) * sizeof(uint32_t));
+    return t;
+}
+
+static inline void raise(uint32_t &to, uint32_t v) { to = to < v ? v : to; }
+
+__attribute__((optimize("O3"))) static void raise_all(uint32_t *__restrict to, const uint32_t *__restrict from, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = to[i] < from[i] ? from[i] : to[i];
+}
+
+/* What was computed lately from what: threads that know the same go on to know the same. */
+enum { MADE_JOIN = 1, MADE_FENCE, MADE_SET };
+struct made {
+    int how;
+    uint32_t actor, number;
+    times_ref a, b, result;
+};
+#define MADE 64
+static made *made_lately = new made[MADE]; /* never ended, as the device outlives main */
+
+static made &made_at(int how, const times_ref &a, const times_ref &b, uint32_t actor, uint32_t number, bool *there)
+{
+    const uintptr_t x = (uintptr_t)a.get() >> 4, y = (uintptr_t)b.get() >> 4;
+    made &m = made_lately[(x ^ x >> 7 ^ y * 5 ^ y >> 9 ^ (uintptr_t)how ^ actor ^ number) % MADE];
+    *there = m.how == how && m.a == a && m.b == b && m.actor == actor && m.number == number;
+    if (!*there)
+        m = {how, actor, number, a, b, times_ref()};
+    return m;
+}
+
+static times_ref join(const times_ref &a, const times_ref &b)
+{
+    if (a == b || !b.get())
+        return a;
+    if (!a.get())
+        return b;
+    bool there;
+    made &m = made_at(MADE_JOIN, a, b, 0, 0, &there);
+    if (!there) {
+        times *t = times_copy(a.get(), b.get()->n);
+        raise_all(t->at, b.get()->at, b.get()->n);
+        m.result = times_ref(t);
+        /* Often one knows all that the other does. */
+        if (t->n == a.get()->n && !memcmp(t->at, a.get()->at, t->n * sizeof(uint32_t)))
+            m.result = a;
+        else if (t->n == b.get()->n && !memcmp(t->at, b.get()->at, t->n * sizeof(uint32_t)))
+            m.result = b;
+    }
+    return m.result;
+}
 
 void checker_block(struct block *b)
 {
@@ -215,184 +339,378 @@ void checker_block(struct block *b)
     for (int i = 0; i < FLYING; i++)
         b->free_actors.push_back(i);
     b->actor_number.assign(FLYING, 0);
+    b->actor_copies = 1 + b->threads;
+    b->actor_products = b->actor_copies + b->threads;
+    b->actor_bulk = b->actor_products + b->threads / WARP;
+    b->actor_fenced = b->actor_bulk + FLYING; /* of threads and of their cp.async */
 }
 
-void checker_thread(fiber *t, int number)
+void checker_thread(fiber *t, int number) { t->now = {times_ref(), (uint32_t)number + 1, 1, 0, 0, 0, t->block->launch->acquired}; }
+
+void thread_tick(fiber *t) { t->now.number++; }
+
+void thread_learn_copies(fiber *t, uint32_t number) { raise(t->now.copies, number); }
+
+void thread_learn_products(fiber *const *lanes, int actor, uint32_t number)
 {
-    t->now.reset();
-    if (!checker_on) {
-        t->clock.clear();
+    if (!checker_on)
         return;
+    for (int i = 0; i < WARP; i++) {
+        times_ref &base = lanes[i]->now.base;
+        if (base[(uint32_t)actor] >= number)
+            continue;
+        bool there;
+        made &m = made_at(MADE_SET, base, times_ref(), (uint32_t)actor, number, &there);
+        if (!there) {
+            times *t = times_copy(base.get(), (uint32_t)actor + 1);
+            t->at[actor] = number;
+            m.result = times_ref(t);
+        }
+        base = m.result;
     }
-    t->clock.assign((size_t)(2 * t->block->threads + FLYING), 0);
-    t->clock[(size_t)number] = 1;
 }
 
-moment thread_moment(fiber *t)
+void thread_join(fiber *t, const times_ref &from)
 {
-    if (checker_on && !t->now)
-        t->now = std::make_shared<const times>(t->clock);
-    return t->now;
+    if (checker_on)
+        t->now.base = join(t->now.base, from);
 }
 
-void thread_tick(fiber *t)
+uint32_t thread_acquired(const fiber *t)
 {
-    if (!checker_on)
-        return;
-    t->clock[(size_t)t->number]++;
-    t->now.reset();
+    const uint32_t told = t->now.base[0];
+    return told > t->now.acquired ? told : t->now.acquired;
 }
 
-void thread_learn(fiber *t, int actor, uint32_t number)
-{
-    if (!checker_on || t->clock[(size_t)actor] >= number)
-        return;
-    t->clock[(size_t)actor] = number;
-    t->now.reset();
-}
-
-void thread_join(fiber *t, const times &from)
+void thread_fence(fiber *t)
 {
     if (!checker_on)
         return;
-    times_join(t->clock, from);
-    t->now.reset();
+    moment &now = t->now;
+    const uint32_t fenced = (uint32_t)t->block->actor_fenced, n = 2 * (uint32_t)t->block->threads;
+    raise(now.copies, now.base[(uint32_t)actor_of_copies(t)]);
+    now.fenced = now.number++;
+    now.fenced_copies = now.copies;
+    if (!now.base.get())
+        return;
+    bool there;
+    made &m = made_at(MADE_FENCE, now.base, times_ref(), fenced, 0, &there);
+    if (!there) {
+        times *fresh = times_copy(now.base.get(), fenced + n);
+        raise_all(fresh->at + fenced, fresh->at + 1, n);
+        m.result = times_ref(fresh);
+    }
+    now.base = m.result;
+}
+
+/* Enters what a thread knows more than its base. `at` has entries for that. */
+static void enter_own(uint32_t *at, const fiber *t)
+{
+    const uint32_t copies = (uint32_t)actor_of_copies(t), fenced = (uint32_t)t->block->actor_fenced - 1;
+    const moment &m = t->now;
+    raise(at[0], m.acquired);
+    raise(at[m.thread], m.number);
+    if (m.copies)
+        raise(at[copies], m.copies);
+    if (m.fenced)
+        raise(at[fenced + m.thread], m.fenced);
+    if (m.fenced_copies)
+        raise(at[fenced + copies], m.fenced_copies);
+}
+
+static uint32_t entries_for(const fiber *t)
+{
+    const uint32_t copies = (uint32_t)actor_of_copies(t);
+    return 1 + (t->now.fenced ? (uint32_t)t->block->actor_fenced - 1 + copies : t->now.copies ? copies : t->now.thread);
+}
+
+/* What all of them know together. */
+static times_ref known_to(fiber *const *threads, int n)
+{
+    times_ref all = threads[0]->now.base;
+    uint32_t entries = 0;
+    for (int i = 0; i < n; i++) {
+        if (i && threads[i]->now.base != threads[i - 1]->now.base)
+            all = join(all, threads[i]->now.base);
+        const uint32_t own = entries_for(threads[i]);
+        entries = entries < own ? own : entries;
+    }
+    times *r = times_copy(all.get(), entries);
+    for (int i = 0; i < n; i++)
+        enter_own(r->at, threads[i]);
+    return times_ref(r);
 }
 
 void sync_clocks(fiber *const *threads, int n)
 {
     if (!checker_on || n == 0)
         return;
-    times all = threads[0]->clock;
-    for (int i = 1; i < n; i++)
-        times_join(all, threads[i]->clock);
+    const times_ref all = known_to(threads, n);
     for (int i = 0; i < n; i++) {
-        threads[i]->clock = all;
-        thread_tick(threads[i]);
+        threads[i]->now.base = all;
+        threads[i]->now.number++;
     }
+}
+
+moment moment_of_all(fiber *const *threads, int n)
+{
+    moment m = {};
+    if (checker_on)
+        m.base = known_to(threads, n);
+    return m;
+}
+
+void gather(mbarrier &m, const fiber *t)
+{
+    if (!checker_on)
+        return;
+    const times *base = t->now.base.get();
+    const uint32_t own = entries_for(t), entries = base && base->n > own ? base->n : own;
+    if (m.gathering.size() < entries)
+        m.gathering.resize(entries);
+    if (base && m.gathered != t->now.base) {
+        raise_all(m.gathering.data(), base->at, base->n);
+        m.gathered = t->now.base;
+    }
+    enter_own(m.gathering.data(), t);
+}
+
+void gather_actor(mbarrier &m, int actor, uint32_t number)
+{
+    if (!checker_on)
+        return;
+    if (m.gathering.size() <= (size_t)actor)
+        m.gathering.resize((size_t)actor + 1);
+    raise(m.gathering[(size_t)actor], number);
+}
+
+times_ref gathered(mbarrier &m)
+{
+    times *t = times_make((uint32_t)m.gathering.size());
+    if (t->n)
+        memcpy(t->at, m.gathering.data(), t->n * sizeof(uint32_t));
+    return times_ref(t);
 }
 
 /* ---- accesses ----------------------------------------------------------------------------------------------- */
 
-static void report_race(struct block *b, const struct access &now, const struct access &before, uintptr_t p, bool in_shared)
+static void report_race(struct block *b, const struct access &now, const struct access &before, uintptr_t p, bool in_shared, bool unfenced)
 {
     std::lock_guard<std::mutex> hold(error_lock);
-    if (!error_is_new(now.pc, before.pc))
-        return;
     const char *const kind[] = {"read", "write", "atomic", "atomic", "loose read"};
-    char at[64];
-    if (in_shared)
-        snprintf(at, sizeof at, "shared memory %#zx", (size_t)(p - dynamic_begin));
-    else
-        snprintf(at, sizeof at, "device memory %#zx", (size_t)p);
-    fprintf(stderr, "emulator: %s: race in %s\n", where_of(b->launch->call.kernel).c_str(), at);
-    char text[160];
-    snprintf(text, sizeof text, "%s by actor %d of block %u of launch %u:", kind[now.flags], now.actor, now.block, now.launch);
-    print_place(text, now.pc);
-    snprintf(text, sizeof text, "%s by actor %d of block %u of launch %u:", kind[before.flags], before.actor, before.block, before.launch);
-    print_place(text, before.pc);
+    char text[512];
+    snprintf(text, sizeof text, "%s: %s in %s memory %#zx", where_of(b->launch->call.kernel).c_str(),
+             unfenced ? "no fence of proxies" : "race", in_shared ? "shared" : "device", (size_t)(in_shared ? p - dynamic_begin : p));
+    if (!error_count(text, now.pc, before.pc))
+        return;
+    fprintf(stderr, "emulator: %s\n", text);
+    const int product = b->actor_products, bulk = b->actor_bulk;
+    auto line = [&](const struct access &a) {
+        const int actor = (int)a.actor;
+        char who[64];
+        if (actor < 1)
+            snprintf(who, sizeof who, "a product");
+        else if (a.launch != b->launch->number) /* whose blocks may be of another size */
+            snprintf(who, sizeof who, "actor %d", actor);
+        else if (actor < b->actor_copies)
+            snprintf(who, sizeof who, "thread %d", actor - 1);
+        else if (actor < product)
+            snprintf(who, sizeof who, "a cp.async of thread %d", actor - b->actor_copies);
+        else
+            snprintf(who, sizeof who, actor < bulk ? "a product" : "a bulk copy");
+        snprintf(text, sizeof text, "%s by %s of block %u of launch %u:", kind[a.flags & 7], who, (unsigned)a.block, (unsigned)a.launch);
+        print_place(text, a.pc);
+    };
+    line(now);
+    line(before);
 }
 
-/* Has `before` happened before what `clock` and `acquired` know? */
-static bool happened(const struct access &before, const struct access &now, const times &clock, uint32_t acquired)
+/* Has what actor did at its time `number`, in the same block, happened before what m knows? */
+static inline bool happened(const struct block *b, const moment &m, uint32_t actor, uint32_t number)
 {
-    if (before.launch != now.launch)
-        return before.launch <= acquired;
-    return before.block == now.block && before.number <= clock[before.actor];
+    return number <= m.base[actor] ||
+           (actor == m.thread ? number <= m.number : actor == m.thread + (uint32_t)b->threads && number <= m.copies);
 }
 
-/* False: a loose read met a write that has not happened before. */
-static bool touch(struct block *b, struct cell *c, const struct access &now, const times &clock, uint32_t acquired, uintptr_t p,
-                  bool in_shared)
+/* And is it before a fence of proxies that m knows of? */
+static bool fenced(const struct block *b, const moment &m, uint32_t actor, uint32_t number)
 {
-    int to = -1;
-    bool defined = true;
-    for (int i = 0; i < CELL_ACCESSES; i++) {
-        struct access &a = c->access[i];
-        if (a.launch == 0 || (in_shared && (a.launch != now.launch || a.block != now.block))) {
-            a.launch = 0;
-            if (to < 0)
-                to = i;
-            continue;
+    return number <= m.base[(uint32_t)b->actor_fenced - 1 + actor] ||
+           (actor == m.thread ? number <= m.fenced : actor == m.thread + (uint32_t)b->threads && number <= m.fenced_copies);
+}
+
+static inline uint64_t who(const struct access &a)
+{
+    uint64_t v;
+    memcpy(&v, &a, sizeof v); /* launch, block, actor */
+    return v;
+}
+
+template <int N>
+static inline void touch(struct block *b, struct access *c, const struct access &now, const moment &m, uint32_t acquired, uintptr_t p)
+{
+    const bool in_shared = N == SHARED_CELL_ACCESSES;
+    const uint64_t me = who(now);
+    int kept = 0, i = 0;
+    for (; i < N && c[i].launch; i++) {
+        const struct access a = c[i];
+        const bool same = who(a) == me;
+        /* The same thread at the same time, and no less: all has been said. */
+        if (same && a.number == now.number && !(now.bytes & ~a.bytes) && (a.flags == now.flags || a.flags == ACCESS_WRITE) &&
+            !(now.flags & ~ACCESS_WRITE)) {
+            if (kept != i) { /* close the gap */
+                for (; i < N && c[i].launch; i++)
+                    c[kept++] = c[i];
+                c[kept].launch = 0;
+            }
+            return;
         }
-        const bool same = a.launch == now.launch && a.block == now.block && a.actor == now.actor;
-        const bool before = same || happened(a, now, clock, acquired);
-        if ((a.bytes & now.bytes) && (a.flags | now.flags) & ACCESS_WRITE && !before && !(a.flags & now.flags & ACCESS_ATOMIC)) {
-            if (now.flags & ACCESS_LOOSE)
-                defined = false;
-            else if (!(a.flags & ACCESS_LOOSE))
-                report_race(b, now, a, p, in_shared);
+        bool before = same;
+        if (!same) {
+            if (a.launch != now.launch) {
+                if (in_shared)
+                    continue; /* of a block that is gone */
+                before = a.launch <= acquired;
+            } else if (a.block != now.block) {
+                if (in_shared)
+                    continue;
+            } else {
+                before = happened(b, m, a.actor, a.number);
+            }
         }
+        bool unfenced = false;
+        if ((now.flags & ACCESS_PROXY) && before && (a.flags & ACCESS_WRITE) && in_shared && (int)a.actor < b->actor_products)
+            unfenced = !fenced(b, m, a.actor, a.number);
+        if ((a.bytes & now.bytes) && ((a.flags | now.flags) & ACCESS_WRITE) && (!before || unfenced) &&
+            !(a.flags & now.flags & ACCESS_ATOMIC))
+            report_race(b, now, a, p, in_shared, unfenced);
         /* What it says is said by the new one as well. */
-        if (before && !(a.bytes & ~now.bytes) && ((now.flags & ACCESS_WRITE) || !(a.flags & ACCESS_WRITE))) {
-            a.launch = 0;
-            to = i;
-        }
+        if (before && !(a.bytes & ~now.bytes) && ((now.flags & ACCESS_WRITE) || !(a.flags & ACCESS_WRITE)))
+            continue;
+        if (kept != i)
+            c[kept] = a;
+        kept++;
     }
-    if (to < 0)
-        to = (int)(random_next() % CELL_ACCESSES);
-    c->access[to] = now;
-    return defined;
+    if (kept == N)
+        kept = (int)(random_next() % N);
+    else if (kept + 1 < N)
+        c[kept + 1].launch = 0;
+    c[kept] = now;
+    c[kept].flags &= ~(uint32_t)ACCESS_PROXY;
 }
 
-static bool touch_range(struct block *b, int actor, uint32_t number, const times &clock, uint32_t acquired, const void *ptr, size_t bytes,
-                        uint8_t flags, const void *pc)
+/* NULL, and reported, unless all of it lies in one. */
+static region *region_of(struct block *b, uintptr_t p, size_t bytes, const void *pc)
 {
-    bool defined = true;
-    uintptr_t p = (uintptr_t)ptr;
     const uintptr_t end = p + bytes;
-    const bool in_shared = p >= tls_begin && p < tls_end;
-    struct access now = {b->launch->number, number, (uint32_t)((uintptr_t)pc - program), (uint16_t)b->index, (uint16_t)actor, 0, flags};
-    if (in_shared) {
-        if (p >= dynamic_begin && p < dynamic_begin + SHARED_BYTES && end > dynamic_begin + b->launch->dynamic) {
+    if (is_shared(p)) {
+        if (__builtin_expect(p - dynamic_begin < SHARED_BYTES && end > dynamic_begin + b->launch->dynamic, 0)) {
             emulator_error(pc, "%s: %zu bytes at %#zx of %zu bytes of dynamic shared memory", where_of(b->launch->call.kernel).c_str(),
                            bytes, (size_t)(p - dynamic_begin), b->launch->dynamic);
-            return false;
+            return NULL;
         }
-    } else if (!memory_find(p) || end > last_end) {
-        emulator_error(pc, "%s: %zu bytes at %p, which is outside of any allocation", where_of(b->launch->call.kernel).c_str(), bytes, ptr);
-        if (!memory_find(p))
+        return &shared_region;
+    }
+    region *r = memory_find(p);
+    if (__builtin_expect(!r || end > r->end, 0)) {
+        emulator_error(pc, "%s: %zu bytes at %p, which is outside of any allocation", where_of(b->launch->call.kernel).c_str(), bytes,
+                       (void *)p);
+        if (!r)
             emulator_fatal("no way on");
-        return false;
+        return NULL;
     }
-    struct cell *cells = in_shared ? tls_cell : last_cell;
-    const uintptr_t base = in_shared ? tls_begin : last_begin;
-    while (p < end) {
-        const size_t i = (p - base) / CELL_BYTES, from = (p - base) % CELL_BYTES,
-                     n = end - p < CELL_BYTES - from ? end - p : CELL_BYTES - from;
-        now.bytes = (uint8_t)(((1u << n) - 1) << from);
-        defined &= touch(b, &cells[i], now, clock, acquired, p, in_shared);
-        p += n;
-    }
-    return defined;
+    return r;
 }
 
-void checker_async(struct block *b, int actor, uint32_t number, const moment &begun, const void *p, size_t bytes, bool write,
+template <int N>
+static void touch_cells(struct block *b, region *r, struct access now, const moment &m, uintptr_t p, uintptr_t end, const void *pc)
+{
+    const bool in_shared = N == SHARED_CELL_ACCESSES;
+    const uint32_t acquired = in_shared ? 0 : m.base[0] > m.acquired ? m.base[0] : m.acquired;
+    for (uintptr_t cell = r->begin + (p - r->begin) / CELL_BYTES * CELL_BYTES; cell < end; cell += CELL_BYTES) {
+        const size_t i = (cell - r->begin) / CELL_BYTES;
+        now.bytes = bytes_of_cell(cell, p, end);
+        if (!in_shared && r->written) {
+            const uint8_t unwritten = now.bytes & ~r->written[i];
+            if (__builtin_expect(unwritten != 0, 0)) {
+                if (now.flags != ACCESS_WRITE)
+                    emulator_error(pc, "%s: reads device memory %#zx, which was never written", where_of(b->launch->call.kernel).c_str(),
+                                   cell);
+                r->written[i] |= unwritten; /* once */
+            }
+        }
+        touch<N>(b, r->cells + i * N, now, m, acquired, cell);
+    }
+}
+
+static void touch_range(struct block *b, uint32_t actor, uint32_t number, const moment &m, const void *ptr, size_t bytes, uint32_t flags,
+                        const void *pc)
+{
+    const uintptr_t p = (uintptr_t)ptr;
+    region *r = region_of(b, p, bytes, pc);
+    if (!r)
+        return;
+    struct access now;
+    now.launch = b->launch->number;
+    now.block = b->index;
+    now.actor = actor;
+    now.number = number;
+    now.flags = flags;
+    now.pc = (uint32_t)((uintptr_t)pc - program);
+    now.bytes = 0;
+    if (r == &shared_region)
+        touch_cells<SHARED_CELL_ACCESSES>(b, r, now, m, p, p + bytes, pc);
+    else
+        touch_cells<CELL_ACCESSES>(b, r, now, m, p, p + bytes, pc);
+}
+
+void checker_async(struct block *b, int actor, uint32_t number, const moment &begun, const void *p, size_t bytes, bool write, bool proxy,
                    const void *pc)
 {
-    /* What was complete to the thread that began it: launches are acquired before anything is begun that needs it. */
-    if (checker_on && begun)
-        touch_range(b, actor, number, *begun, b->launch->can_acquire_all ? b->launch->number - 1 : b->launch->acquired, p, bytes,
-                    write ? ACCESS_WRITE : 0, pc);
+    if (checker_on)
+        touch_range(b, (uint32_t)actor, number, begun, p, bytes, (write ? ACCESS_WRITE : 0) | (proxy ? ACCESS_PROXY : 0), pc);
 }
 
-static void access_of_thread(const void *p, size_t bytes, uint8_t flags, const void *pc)
+static void access_of_thread(const void *p, size_t bytes, uint32_t flags, const void *pc)
 {
     if (!current_block || !checker_on)
         return;
     fiber *t = self();
-    const uintptr_t at = (uintptr_t)p;
-    if (at - (uintptr_t)t->stack < STACK_BYTES)
-        return;
-    touch_range(current_block, t->number, t->clock[(size_t)t->number], t->clock, t->acquired, p, bytes, flags, pc);
+    touch_range(current_block, t->now.thread, t->now.number, t->now, p, bytes, flags, pc);
 }
 
-bool checker_loose_read(struct block *b, int actor, uint32_t number, const moment &begun, const void *p, size_t bytes, const void *pc)
+bool checker_loose_read(struct block *b, const moment &m, const void *ptr, size_t bytes, const void *pc)
 {
-    return !checker_on || !begun || touch_range(b, actor, number, *begun, b->launch->number - 1, p, bytes, ACCESS_LOOSE, pc);
+    if (!checker_on)
+        return true;
+    const uintptr_t p = (uintptr_t)ptr;
+    if (!region_of(b, p, bytes, pc))
+        return false;
+    const struct launch *l = b->launch;
+    for (uintptr_t cell = p; cell < p + bytes; cell += CELL_BYTES) {
+        const struct access *c = shared_region.cells + (cell - shared_region.begin) / CELL_BYTES * SHARED_CELL_ACCESSES;
+        for (int i = 0; i < SHARED_CELL_ACCESSES && c[i].launch; i++) {
+            if (!(c[i].flags & ACCESS_WRITE) || c[i].launch != l->number || c[i].block != b->index)
+                continue;
+            const bool generic = (int)c[i].actor < b->actor_products;
+            if (generic ? fenced(b, m, c[i].actor, c[i].number) : happened(b, m, c[i].actor, c[i].number))
+                continue;
+            if (show_loose) {
+                struct access now = {};
+                now.launch = l->number;
+                now.block = b->index;
+                now.flags = ACCESS_LOOSE;
+                now.pc = (uint32_t)((uintptr_t)pc - program);
+                report_race(b, now, c[i], cell, true, happened(b, m, c[i].actor, c[i].number));
+            }
+            return false;
+        }
+    }
+    return true;
 }
 
 void checker_access(const void *p, size_t bytes, bool write, const void *pc) { access_of_thread(p, bytes, write ? ACCESS_WRITE : 0, pc); }
+void checker_proxy(const void *p, size_t bytes, const void *pc) { access_of_thread(p, bytes, ACCESS_PROXY, pc); }
 void checker_atomic(const void *p, size_t bytes, const void *pc) { access_of_thread(p, bytes, ACCESS_WRITE | ACCESS_ATOMIC, pc); }
 
 /* ---- the compiler's hooks ----------------------------------------------------------------------------------- */
@@ -410,13 +728,18 @@ static inline bool on_device(void)
     return current_fiber && (uintptr_t)__builtin_frame_address(0) - (uintptr_t)current_fiber->stack < STACK_BYTES;
 }
 
-static void hook(const void *p, size_t bytes, uint8_t flags, const void *pc)
+static inline void hook(const void *p, size_t bytes, uint32_t flags, const void *pc)
 {
-    if (!current_block || !checker_on || !on_device() || of_program(p))
+    if (!current_block || !checker_on || !on_device())
         return;
-    const struct launch *l = current_block->launch;
-    if ((uintptr_t)p - (uintptr_t)l->call.arguments < l->call.bytes)
-        return;
+    const uintptr_t at = (uintptr_t)p;
+    if (!is_shared(at)) {
+        if (at - (uintptr_t)current_fiber->stack < STACK_BYTES || of_program(p))
+            return;
+        const struct launch *l = current_block->launch;
+        if (at - (uintptr_t)l->call.arguments < l->call.bytes)
+            return;
+    }
     access_of_thread(p, bytes, flags, pc);
 }
 

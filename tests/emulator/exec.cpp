@@ -6,6 +6,7 @@
  * others to the next; who is next is drawn by chance, from a seed, in one of several manners, so that orders come up that no device would
  * show but for once in a million. A launch that may begin before the one before has ended does so, as far as it is allowed.
  */
+#include "emulator.h"
 #include "internal.h"
 
 #include <cxxabi.h>
@@ -14,6 +15,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 /* Dynamic shared memory, by all the names that kernels have for it. */
@@ -30,7 +32,7 @@ const char *const thread_state_name[] = {"ready", "in its warp", "at a barrier",
 
 /* ---- chance ------------------------------------------------------------------------------------------------- */
 
-static uint64_t random_state = 0x9e3779b97f4a7c15;
+static uint64_t random_state, random_seed;
 
 uint64_t random_next(void)
 {
@@ -40,7 +42,31 @@ uint64_t random_next(void)
     return random_state;
 }
 
-extern "C" void emulator_seed(uint64_t seed) { random_state = (seed + 1) * 0x9e3779b97f4a7c15; }
+void emulator_seed(uint64_t seed)
+{
+    random_seed = seed;
+    random_state = (seed + 1) * 0x9e3779b97f4a7c15;
+    if (!random_state)
+        random_state = 1;
+    for (int i = 0; i < 8; i++) /* seeds that are near each other are so no more */
+        random_next();
+}
+
+uint64_t emulator_seed_get(void) { return random_seed; }
+
+/* What a program that has failed, in whatever way, was run with. */
+static void print_seed(int status, void *arg)
+{
+    if (status)
+        fprintf(stderr, "emulator: EMULATOR_SEED=%llu\n", (unsigned long long)random_seed);
+}
+
+__attribute__((constructor)) static void seed_from_environment(void)
+{
+    const char *seed = getenv("EMULATOR_SEED");
+    emulator_seed(seed ? strtoull(seed, NULL, 0) : 0);
+    on_exit(print_seed, NULL);
+}
 
 /* ---- fibers ------------------------------------------------------------------------------------------------- */
 
@@ -52,9 +78,9 @@ asm(".text\n.globl fiber_switch\n.type fiber_switch,@function\nfiber_switch:\n"
     "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n.size fiber_switch,.-fiber_switch\n");
 
-static void *fiber_make(uint8_t *stack, void (*entry)(void))
+static void *fiber_make(uint8_t *stack, size_t bytes, void (*entry)(void))
 {
-    void **sp = (void **)(stack + STACK_BYTES);
+    void **sp = (void **)(stack + bytes / 16 * 16);
     *--sp = NULL; /* the stack is aligned as if entry had been called */
     *--sp = (void *)entry;
     for (int i = 0; i < 6; i++)
@@ -71,12 +97,12 @@ static void fiber_switch(void **from, void *to)
     swapcontext(&here, (ucontext_t *)to);
 }
 
-static void *fiber_make(uint8_t *stack, void (*entry)(void))
+static void *fiber_make(uint8_t *stack, size_t bytes, void (*entry)(void))
 {
     ucontext_t *c = (ucontext_t *)stack;
     getcontext(c);
     c->uc_stack.ss_sp = stack + sizeof *c;
-    c->uc_stack.ss_size = STACK_BYTES - sizeof *c;
+    c->uc_stack.ss_size = bytes - sizeof *c;
     c->uc_link = NULL;
     makecontext(c, entry, 0);
     return c;
@@ -99,6 +125,8 @@ static fiber *thread_get(void)
     if (p == MAP_FAILED)
         emulator_fatal("no memory for a thread's stack");
     t->stack = (uint8_t *)p;
+    static size_t made;
+    t->stack_bytes = STACK_BYTES - made++ % 61 * 1088;
     return t;
 }
 
@@ -133,7 +161,7 @@ static void go_on(void **from)
             b->preempt = false;
             break;
         }
-        const bool under_way = async_any(b);
+        const bool under_way = b->live && async_any(b); /* when all have ended, nobody has waited for the rest */
         if (under_way && (b->ready.empty() || b->async_policy == 0 || (b->async_policy == 1 && random_next() % 8 == 0))) {
             async_step(b);
             continue;
@@ -164,6 +192,8 @@ static void thread_entry(void)
     t->block->launch->call.call(t->block->launch->call.kernel, t->block->launch->call.arguments);
     t->state = ENDED;
     t->block->live--;
+    if (t->block->ended_acquired < thread_acquired(t))
+        t->block->ended_acquired = thread_acquired(t);
     /* Whoever has ended counts as arrived at the barrier of all. */
     named_barrier &all = t->block->barrier[16];
     if (all.arrived && all.arrived == t->block->live) {
@@ -302,15 +332,16 @@ void emulator_launch_wait(void)
     struct launch *l = t->block->launch;
     if (!l->can_acquire_all)
         thread_pause(IN_GRID);
-    t->acquired = l->number - 1;
+    t->now.acquired = l->number - 1;
 }
 
 void emulator_launch_release(void)
 {
     fiber *t = self();
     struct block *b = t->block;
-    if (!b->released || t->acquired < b->released_acquired)
-        b->released_acquired = t->acquired;
+    const uint32_t acquired = thread_acquired(t);
+    if (!b->released || acquired < b->released_acquired)
+        b->released_acquired = acquired;
     if (!b->released && random_next() % 2)
         b->preempt = true;
     b->released = true;
@@ -351,12 +382,26 @@ static void block_enter(struct block *b)
     }
     if (resident == b)
         return;
-    if (resident)
-        resident->saved.assign(tls_begin, tls_begin + tls_bytes);
-    if (!b->saved.empty())
-        memcpy(tls_begin, b->saved.data(), tls_bytes);
-    else
-        memset(tls_begin, 0xd7, tls_bytes); /* what a block finds: nothing of use */
+    /* Of dynamic shared memory, what the launch has asked for. */
+    auto each_part = [](const struct block *x, auto part) {
+        const size_t before = (size_t)(shared - tls_begin), dynamic = x->launch->dynamic;
+        part(tls_begin, before + dynamic);
+        part(shared + SHARED_BYTES, tls_bytes - before - SHARED_BYTES);
+    };
+    if (resident) {
+        std::vector<uint8_t> &to = resident->saved;
+        to.clear();
+        each_part(resident, [&](uint8_t *p, size_t n) { to.insert(to.end(), p, p + n); });
+    }
+    if (!b->saved.empty()) {
+        const uint8_t *from = b->saved.data();
+        each_part(b, [&](uint8_t *p, size_t n) {
+            memcpy(p, from, n);
+            from += n;
+        });
+    } else {
+        each_part(b, [](uint8_t *p, size_t n) { memset(p, 0xd7, n); }); /* what a block finds: nothing of use */
+    }
     resident = b;
 }
 
@@ -390,7 +435,9 @@ static struct block *block_begin(struct launch *l, unsigned index)
     b->policy = (int)(random_next() % 3);
     b->async_policy = (int)(random_next() % 3);
     b->preempt = b->released = false;
+    b->ended_acquired = l->acquired;
     b->warp.assign((size_t)(b->threads / WARP), exchange());
+    products_drop(b);
     b->products.assign((size_t)(b->threads / WARP), warp_products());
     for (named_barrier &bar : b->barrier)
         bar.arrived = 0, bar.waiting.clear();
@@ -409,8 +456,7 @@ static struct block *block_begin(struct launch *l, unsigned index)
         t->items.clear();
         t->groups.clear();
         t->copies = t->done = 0;
-        t->acquired = l->acquired;
-        t->sp = fiber_make(t->stack, thread_entry);
+        t->sp = fiber_make(t->stack, t->stack_bytes, thread_entry);
         b->thread_of.push_back(t);
         b->ready.push_back(t);
         checker_thread(t, i);
@@ -422,6 +468,7 @@ static struct block *block_begin(struct launch *l, unsigned index)
 
 static void block_stuck(struct block *b)
 {
+    print_seed(1, NULL);
     fprintf(stderr, "emulator: %s, block %u: no thread can go on\n", where_of(b->launch->call.kernel).c_str(), b->index);
     for (int i = 0; i < b->threads; i++) {
         fiber *t = b->thread_of[(size_t)i];
@@ -449,8 +496,9 @@ static void block_run(struct block *b)
         for (size_t i = 0; i < l->live.size(); i++)
             if (l->live[i] == b)
                 l->live[i] = l->live.back(), l->live.pop_back();
-        if (!b->released) /* its end is its release */
-            b->released_acquired = l->number;
+        const uint32_t acquired = b->released ? b->released_acquired : b->ended_acquired; /* its end is its release */
+        if (acquired < l->promised)
+            l->promised = acquired;
         l->complete = l->done == l->state.size();
         spare_blocks.push_back(b);
         return;
@@ -470,7 +518,7 @@ static bool launch_released(struct launch *l, uint32_t *acquired)
 {
     if (l->fresh < l->state.size())
         return false;
-    *acquired = l->number;
+    *acquired = l->promised;
     for (struct block *b : l->live) {
         if (!b->released)
             return false;
@@ -493,6 +541,7 @@ static void launch_admit(struct launch *l)
 static void launch_begin_at(struct launch *l, uint32_t acquired)
 {
     l->acquired = acquired;
+    l->promised = l->number - 1; /* what it itself writes, nobody may rely on that has not waited for it */
     l->state.assign((size_t)l->grid.x * l->grid.y * l->grid.z, BLOCK_NEW);
     l->fresh = l->done = 0;
     l->complete = l->state.empty();
@@ -508,7 +557,7 @@ void emulator_run(std::vector<launch *> &launches)
     while (first < launches.size()) {
         struct launch *l = launches[first];
         if (begun <= first) {
-            launch_begin_at(l, l->number - 1);
+            launch_begin_at(l, first > 0 && l->overlap ? launches[first - 1]->promised : l->number - 1);
             begun = first + 1;
         }
         if (!l->can_acquire_all)
@@ -520,8 +569,7 @@ void emulator_run(std::vector<launch *> &launches)
         /* May another begin? What it may rely on is settled by what the launch before has said, not by when it does begin here. */
         uint32_t acquired;
         if (begun < launches.size() && launches[begun]->overlap && launch_released(launches[begun - 1], &acquired)) {
-            const uint32_t before = launches[begun - 1]->number - 1;
-            launch_begin_at(launches[begun], acquired < before ? acquired : before);
+            launch_begin_at(launches[begun], acquired);
             begun++;
         }
         size_t early = 0;

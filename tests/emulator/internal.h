@@ -7,6 +7,8 @@
 
 #include "device.h"
 
+#include <stdlib.h>
+
 #include <deque>
 #include <memory>
 #include <random>
@@ -17,19 +19,53 @@
 #define WARP 32
 #define STACK_BYTES (256 * 1024)
 #define SHARED_BYTES (227 * 1024) /* what an H200 lets a block have */
-#define FLYING 512 /* copies and products of a block that are under way at once, at most */
+#define FLYING 256 /* bulk copies of a block that are under way at once, at most */
 
 /* ---- happens-before ----------------------------------------------------------------------------------------- */
 
-/* Times of a block's actors: its threads, the cp.async of each, and whatever else is under way. clock[i]: what has happened of actor i. */
-typedef std::vector<uint32_t> times;
-typedef std::shared_ptr<const times> moment;
+/* Times of a block's actors: its threads, the cp.async of each, the products of each warp, and bulk copies. at[i]: what has happened of
+ * actor i; beyond n, nothing. at[0]: launches up to this are complete. Shared by all that know the same, so that nobody changes it. */
+struct times {
+    uint32_t references, n;
+    uint32_t at[];
+};
 
-static inline void times_join(times &to, const times &from)
+class times_ref
 {
-    for (size_t i = 0; i < to.size(); i++)
-        to[i] = to[i] < from[i] ? from[i] : to[i];
-}
+    times *p = nullptr;
+
+  public:
+    times_ref() {}
+    explicit times_ref(times *fresh) : p(fresh) {} /* takes its one reference */
+    times_ref(const times_ref &o) : p(o.p) { p ? (void)p->references++ : (void)0; }
+    times_ref(times_ref &&o) : p(o.p) { o.p = nullptr; }
+    times_ref &operator=(times_ref o)
+    {
+        times *q = p;
+        p = o.p;
+        o.p = q;
+        return *this;
+    }
+    ~times_ref()
+    {
+        if (p && !--p->references)
+            free(p);
+    }
+    const times *get() const { return p; }
+    bool operator==(const times_ref &o) const { return p == o.p; }
+    bool operator!=(const times_ref &o) const { return p != o.p; }
+    uint32_t operator[](uint32_t i) const { return p && i < p->n ? p->at[i] : 0; }
+};
+
+/* What a thread knows at some time: what it shares with others, and of itself more than that. */
+struct moment {
+    times_ref base;
+    uint32_t thread; /* the actor */
+    uint32_t number; /* its own time */
+    uint32_t copies; /* of its cp.async, what it has waited for */
+    uint32_t fenced, fenced_copies; /* of both, what lies before a fence of proxies */
+    uint32_t acquired; /* launches up to this are complete */
+};
 
 /* ---- blocks ------------------------------------------------------------------------------------------------- */
 
@@ -42,7 +78,7 @@ struct copy {
     const uint8_t *src; /* NULL: zeros */
     uint32_t bytes;
     uint32_t number; /* of its actor's */
-    moment begun;
+    struct moment begun;
     const void *pc;
 };
 
@@ -60,6 +96,7 @@ struct fiber {
     struct block *block;
     void *sp; /* of its fiber, while it does not run */
     uint8_t *stack;
+    size_t stack_bytes; /* a little less for some, so that stacks don't meet in the cache */
     int number;
     enum thread_state state;
     uint32_t waits_for, parity; /* barrier */
@@ -67,10 +104,7 @@ struct fiber {
     std::deque<copy_item> items;
     std::deque<uint32_t> groups; /* number of the last copy of each committed group */
     uint32_t copies, done; /* numbers of the last begun and the last done */
-    /* happens-before */
-    times clock;
-    moment now; /* of `clock`, while it is unchanged */
-    uint32_t acquired; /* launches up to this are complete, as this thread was promised */
+    struct moment now;
 };
 
 struct exchange {
@@ -88,40 +122,45 @@ struct mbarrier {
     int expected, pending;
     int64_t bytes;
     uint32_t phase; /* completed phases, modulo 2 */
-    times gathering, complete;
+    std::vector<uint32_t> gathering; /* of those who have arrived */
+    times_ref gathered; /* the last that has been joined to it */
+    times_ref complete;
     std::vector<fiber *> waiting;
 };
 
-/* A bulk copy, or a warpgroup's product. */
+/* A bulk copy. */
 struct flight {
     int actor;
     struct copy copy;
     uint32_t barrier;
 };
 
-/* A warp's part of a warpgroup's product: its 16 rows. */
+/* A warp's part of a warpgroup's product: its 16 rows. Takes place when the warp waits for it, as late as it may: so it meets whatever
+ * should not yet have been written to its operands. */
 struct wgmma {
     uint64_t turn;
-    int actor;
-    uint32_t number;
     bool bf16;
-    int n;
+    int n, sums; /* index of its sums */
     uint64_t a, b; /* descriptors */
-    float *d[WARP];
-    moment begun;
+    struct moment begun;
     const void *pc;
 };
 
+/* Sums of products under way. What their registers hold meanwhile is no number. */
+struct wgmma_sums {
+    bool used;
+    uint64_t last; /* turn of the last product that adds to them */
+    int n;
+    float *d[WARP];
+    float at[16][256];
+};
+
 struct warp_products {
+    bool fenced; /* since the last wait there was a wgmma_begin */
     std::deque<wgmma> open; /* begun and not yet done, oldest first */
+    std::vector<wgmma_sums *> sums;
     uint64_t begun, told; /* how many were begun; of how many the warp knows that they are done */
     std::deque<uint64_t> commits; /* how many were begun at each commit */
-    struct finish {
-        uint64_t turn;
-        int actor;
-        uint32_t number;
-    };
-    std::deque<finish> finished; /* of which the warp has not yet been told */
 };
 
 enum block_state { BLOCK_NEW, BLOCK_LIVE, BLOCK_DONE };
@@ -138,12 +177,14 @@ struct block {
     std::unordered_map<uint32_t, mbarrier> mbarriers;
     std::vector<flight> flights;
     std::vector<int> free_actors;
-    std::vector<uint32_t> actor_number; /* of the extra actors */
+    std::vector<uint32_t> actor_number; /* of bulk copies' */
+    int actor_copies, actor_products, actor_fenced, actor_bulk; /* the first of each kind; before them, threads, from 1 on */
     std::vector<fiber *> copying; /* threads with cp.async to do */
     int policy, async_policy;
     bool preempt;
     bool released; /* some thread has let the next launch begin */
     uint32_t released_acquired; /* the least that the threads which did had acquired */
+    uint32_t ended_acquired; /* the most that a thread which has ended had acquired */
     std::vector<uint8_t> saved; /* shared memory, while another block runs */
 };
 
@@ -159,6 +200,7 @@ struct launch {
     std::vector<block *> live;
     bool complete;
     uint32_t acquired; /* at its begin */
+    uint32_t promised; /* to the next: the least of what its blocks that have released or ended had acquired then */
     bool can_acquire_all; /* the launch before is complete */
 };
 
@@ -169,45 +211,64 @@ static inline fiber *self(void) { return current_fiber; }
 /* exec.cpp */
 void thread_pause(enum thread_state state); /* until thread_wake */
 void thread_wake(fiber *t);
-enum { OP_SYNC = 1, OP_SHUFFLE, OP_BALLOT, OP_MATCH, OP_REDUCE, OP_MMA, OP_TRANSPOSE, OP_WGMMA, OP_WGMMA_COMMIT, OP_WGMMA_WAIT };
+enum {
+    OP_SYNC = 1,
+    OP_SHUFFLE,
+    OP_BALLOT,
+    OP_MATCH,
+    OP_REDUCE,
+    OP_MMA,
+    OP_TRANSPOSE,
+    OP_WGMMA,
+    OP_WGMMA_BEGIN,
+    OP_WGMMA_COMMIT,
+    OP_WGMMA_WAIT
+};
 /* Gives a value, gets all 32; they stay until this lane takes part in the second exchange from here. *last: nobody else has got them yet. */
 const uint64_t *warp_exchange(int operation, uint64_t value, bool *last);
 void barrier_at(named_barrier &bar, int threads);
 void emulator_run(std::vector<launch *> &launches); /* in order of a stream, to the end */
 uint64_t random_next(void);
+uint64_t emulator_seed_get(void);
 std::string where_of(const void *kernel);
 
 /* ptx.cpp */
 bool async_any(struct block *b); /* is something under way? */
 void async_step(struct block *b); /* does a part of it */
+void products_drop(struct block *b);
 void block_async_end(struct block *b);
 
 /* checker.cpp */
 extern bool checker_on;
 void checker_shared(uint8_t *begin, size_t bytes, uint8_t *dynamic);
-void checker_block(struct block *b);
+void checker_block(struct block *b); /* a fresh one */
 void checker_thread(fiber *t, int number);
-moment thread_moment(fiber *t); /* NULL without a checker, as all that follows does nothing then */
 void thread_tick(fiber *t); /* its next access is a later one */
-void thread_learn(fiber *t, int actor, uint32_t number); /* what the actor did up to its time `number` has happened */
-void thread_join(fiber *t, const times &from);
+void thread_learn_copies(fiber *t, uint32_t number); /* its cp.async up to this number have happened */
+void thread_learn_products(fiber *const *lanes, int actor, uint32_t number); /* of a warp, to its lanes */
+void thread_join(fiber *t, const times_ref &from);
+void thread_fence(fiber *t); /* of proxies */
+uint32_t thread_acquired(const fiber *t);
 void sync_clocks(fiber *const *threads, int n); /* all have seen all */
-/* An access by actor `actor` at its time `number`, which began at `begun`. */
-void checker_async(struct block *b, int actor, uint32_t number, const moment &begun, const void *p, size_t bytes, bool write,
+moment moment_of_all(fiber *const *threads, int n);
+void gather(mbarrier &m, const fiber *t); /* it arrives */
+void gather_actor(mbarrier &m, int actor, uint32_t number);
+times_ref gathered(mbarrier &m);
+/* An access by actor `actor` at its time `number`, which began at `begun`; through the async proxy or the generic one. */
+void checker_async(struct block *b, int actor, uint32_t number, const moment &begun, const void *p, size_t bytes, bool write, bool proxy,
                    const void *pc);
-/* A read of what may be under way to being written, and is then not used: false, and no race, when it is. */
-bool checker_loose_read(struct block *b, int actor, uint32_t number, const moment &begun, const void *p, size_t bytes, const void *pc);
+/* A read through the async proxy of what may be under way to being written, and is then not used: false, and no race, when it is. */
+bool checker_loose_read(struct block *b, const moment &begun, const void *p, size_t bytes, const void *pc);
+void checker_proxy(const void *p, size_t bytes, const void *pc); /* the running fiber begins what reads it through the async proxy */
+void memory_written(void *p, size_t bytes); /* by other than kernels */
 void checker_access(const void *p, size_t bytes, bool write, const void *pc); /* of the running fiber */
 void checker_atomic(const void *p, size_t bytes, const void *pc);
 void emulator_error(const void *pc, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void emulator_fatal(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
-extern "C" long emulator_errors(void);
-void memory_add(void *p, size_t bytes);
+void memory_add(void *p, size_t bytes, bool written);
 void memory_remove(void *p);
 size_t memory_size(const void *p); /* 0: no begin of a block */
 
-/* Actors: threads, their cp.async, then the others. */
-static inline int actor_of_copies(const fiber *t) { return t->block->threads + t->number; }
-static inline int actor_extra(const struct block *b, int i) { return 2 * b->threads + i; }
+static inline int actor_of_copies(const fiber *t) { return t->block->actor_copies + t->number; }
 
 #endif

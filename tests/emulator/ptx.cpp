@@ -2,8 +2,8 @@
  *
  * Asynchronous copies, barriers in shared memory, and matrix instructions.
  *
- * A copy or a warpgroup's product takes place at some time between its start and the end of a wait for it, in no order with others but
- * what PTX promises. Products are summed in double precision and rounded once.
+ * A copy takes place at some time between its start and the end of a wait for it, in no order with others but what PTX promises; a
+ * warpgroup's product when it is waited for. Products are summed in double precision and rounded once.
  */
 #include "internal.h"
 #include "ptx.h"
@@ -42,7 +42,7 @@ static void mbarrier_check(mbarrier &m)
         return;
     m.phase ^= 1;
     m.pending = m.expected;
-    m.complete = m.gathering;
+    m.complete = gathered(m);
     std::vector<fiber *> waiting;
     waiting.swap(m.waiting);
     for (fiber *t : waiting)
@@ -56,9 +56,6 @@ void emulator_mbarrier_init(uint32_t address, int count)
     checker_access(shared_at(address), 8, true, __builtin_return_address(0));
     mbarrier m = {};
     m.expected = m.pending = count;
-    const size_t width = self()->clock.size();
-    m.gathering.resize(width);
-    m.complete.resize(width);
     current_block->mbarriers[address] = m;
 }
 
@@ -71,7 +68,7 @@ void emulator_mbarrier_arrive(uint32_t address, int count, int64_t bytes)
     mbarrier &m = mbarrier_at(address, pc);
     mbarrier_touch(address, pc);
     fiber *t = self();
-    times_join(m.gathering, t->clock);
+    gather(m, t);
     thread_tick(t);
     m.bytes += bytes;
     m.pending -= count;
@@ -106,14 +103,14 @@ void emulator_mbarrier_wait(uint32_t address, uint32_t parity)
 
 static void copy_do(struct block *b, const struct copy &c, int actor)
 {
-    if (c.src) {
-        checker_async(b, actor, c.number, c.begun, c.src, c.bytes, false, c.pc);
-        checker_async(b, actor, c.number, c.begun, c.dst, c.bytes, true, c.pc);
+    const bool proxy = actor >= b->actor_products;
+    if (c.src)
+        checker_async(b, actor, c.number, c.begun, c.src, c.bytes, false, proxy, c.pc);
+    checker_async(b, actor, c.number, c.begun, c.dst, c.bytes, true, proxy, c.pc);
+    if (c.src)
         memcpy(c.dst, c.src, c.bytes);
-    } else {
-        checker_async(b, actor, c.number, c.begun, c.dst, c.bytes, true, c.pc);
+    else
         memset(c.dst, 0, c.bytes);
-    }
 }
 
 /* The oldest thing that a thread's cp.async has to do. */
@@ -124,9 +121,7 @@ static void thread_copy_step(fiber *t)
     t->items.pop_front();
     if (item.arrival) {
         mbarrier &m = mbarrier_at(item.barrier, item.copy.pc);
-        const size_t actor = (size_t)actor_of_copies(t);
-        if (actor < m.gathering.size() && m.gathering[actor] < t->done)
-            m.gathering[actor] = t->done;
+        gather_actor(m, actor_of_copies(t), t->done);
         m.pending--;
         mbarrier_check(m);
         return;
@@ -157,7 +152,7 @@ void emulator_copy_async(uint32_t dst, const void *src, bool valid)
     if (dst % 16 || (valid && (uintptr_t)src % 16))
         emulator_error(__builtin_return_address(0), "%s: cp.async of 16 bytes to %#x from %p", kernel_name(), dst, src);
     copy_item item = {};
-    item.copy = {shared_at(dst), valid ? (const uint8_t *)src : NULL, 16, ++t->copies, thread_moment(t), __builtin_return_address(0)};
+    item.copy = {shared_at(dst), valid ? (const uint8_t *)src : NULL, 16, ++t->copies, t->now, __builtin_return_address(0)};
     copying_add(t, item);
     thread_tick(t);
 }
@@ -185,7 +180,7 @@ void emulator_copy_async_wait(int groups)
     while (t->done < upto)
         thread_copy_step(t);
     copying_tidy(t->block);
-    thread_learn(t, actor_of_copies(t), upto);
+    thread_learn_copies(t, upto);
 }
 
 void emulator_mbarrier_arrive_copies(uint32_t address)
@@ -203,7 +198,7 @@ void emulator_mbarrier_arrive_copies(uint32_t address)
 static int actor_take(struct block *b)
 {
     if (b->free_actors.empty())
-        emulator_fatal("%s: more copies and products under way than there is room for", kernel_name());
+        emulator_fatal("%s: more copies under way than there is room for", kernel_name());
     /* Any: those who came back last have been told of the least. */
     const size_t i = random_next() % b->free_actors.size();
     const int actor = b->free_actors[i];
@@ -219,13 +214,13 @@ void emulator_bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t 
     fiber *t = self();
     struct block *b = t->block;
     mbarrier_at(barrier, pc);
-    mbarrier_touch(barrier, pc);
+    checker_proxy(shared_at(barrier), 8, pc);
     if (dst % 16 || (uintptr_t)src % 16 || bytes % 16 || !bytes)
         emulator_error(pc, "%s: a bulk copy of %u bytes to %#x from %p", kernel_name(), bytes, dst, src);
     flight f = {};
     f.actor = actor_take(b);
     f.barrier = barrier;
-    f.copy = {shared_at(dst), (const uint8_t *)src, bytes, b->actor_number[(size_t)f.actor], thread_moment(t), pc};
+    f.copy = {shared_at(dst), (const uint8_t *)src, bytes, b->actor_number[(size_t)f.actor], t->now, pc};
     b->flights.push_back(f);
     thread_tick(t);
 }
@@ -235,15 +230,15 @@ static void flight_do(struct block *b, size_t i)
     const flight f = b->flights[i];
     b->flights[i] = b->flights.back();
     b->flights.pop_back();
-    copy_do(b, f.copy, actor_extra(b, f.actor));
+    copy_do(b, f.copy, b->actor_bulk + f.actor);
     mbarrier &m = mbarrier_at(f.barrier, f.copy.pc);
-    const size_t actor = (size_t)actor_extra(b, f.actor);
-    if (actor < m.gathering.size())
-        m.gathering[actor] = f.copy.number;
+    gather_actor(m, b->actor_bulk + f.actor, f.copy.number);
     b->free_actors.push_back(f.actor);
     m.bytes -= f.copy.bytes;
     mbarrier_check(m);
 }
+
+void emulator_fence_proxy(void) { thread_fence(self()); }
 
 void emulator_shared_load(void *to, uint32_t address, uint32_t bytes)
 {
@@ -326,40 +321,68 @@ static const uint8_t *tile_at(uint64_t descriptor, int r, int c)
     return shared_at(at);
 }
 
-static void wgmma_do(struct block *b, int warp)
+static void wgmma_do(struct block *b, int warp, const wgmma &o)
 {
-    warp_products &w = b->products[(size_t)warp];
-    wgmma o = w.open.front();
-    w.open.pop_front();
-    float left[16][16], right[256][16];
-    const int actor = actor_extra(b, o.actor);
-    auto row_load = [&](float *to, uint64_t descriptor, int r) {
+    float left[16][16], right[16][256];
+    auto row_load = [&](float *to, size_t pitch, uint64_t descriptor, int r) {
         for (int c = 0; c < 2; c++) {
             const uint8_t *p = tile_at(descriptor, r, c);
-            const bool defined = checker_loose_read(b, actor, o.number, o.begun, p, 16, o.pc);
-            for (int i = 0; i < 8; i++) {
-                uint16_t v;
-                memcpy(&v, p + 2 * i, 2);
-                to[8 * c + i] = defined ? widen(o.bf16, v) : NAN;
-            }
+            const bool defined = checker_loose_read(b, o.begun, p, 16, o.pc);
+            uint16_t v[8];
+            memcpy(v, p, sizeof v);
+            for (int i = 0; i < 8; i++)
+                to[(size_t)(8 * c + i) * pitch] = defined ? widen(o.bf16, v[i]) : NAN;
         }
     };
     for (int r = 0; r < 16; r++)
-        row_load(left[r], o.a, warp % 4 * 16 + r);
+        row_load(left[r], 1, o.a, warp % 4 * 16 + r);
     for (int r = 0; r < o.n; r++)
-        row_load(right[r], o.b, r);
+        row_load(&right[0][r], 256, o.b, r);
+    wgmma_sums &s = *b->products[(size_t)warp].sums[(size_t)o.sums];
+    for (int r = 0; r < 16; r++) {
+        double sum[256] = {};
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < o.n; j++)
+                sum[j] += (double)left[r][k] * right[k][j];
+        for (int j = 0; j < o.n; j++)
+            s.at[r][j] = (float)(s.at[r][j] + sum[j]);
+    }
+}
+
+/* Register i of a lane: where it lies in the warp's 16 rows. */
+static float &fragment(wgmma_sums &s, int lane, int i) { return s.at[lane / 4 + i % 4 / 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2]; }
+
+/* Where the sums in these registers are gathered. */
+static int sums_take(warp_products &w, int n, const uint64_t *d)
+{
+    int spare = -1;
+    for (int i = 0; i < (int)w.sums.size(); i++)
+        if (!w.sums[(size_t)i]->used)
+            spare = i;
+        else if (w.sums[(size_t)i]->d[0] == (float *)(uintptr_t)d[0] && w.sums[(size_t)i]->n == n)
+            return i;
+    if (spare < 0) {
+        spare = (int)w.sums.size();
+        w.sums.push_back(new wgmma_sums);
+    }
+    wgmma_sums &s = *w.sums[(size_t)spare];
+    s.used = true;
+    s.n = n;
     for (int lane = 0; lane < WARP; lane++) {
-        float *d = o.d[lane];
-        for (int i = 0; i < o.n / 2; i++) {
-            const float *x = left[lane / 4 + i % 4 / 2 * 8], *y = right[i / 4 * 8 + lane % 4 * 2 + i % 2];
-            double sum = 0;
-            for (int k = 0; k < 16; k++)
-                sum += (double)x[k] * y[k];
-            d[i] = (float)(d[i] + sum);
+        s.d[lane] = (float *)(uintptr_t)d[lane];
+        for (int i = 0; i < n / 2; i++) {
+            fragment(s, lane, i) = s.d[lane][i];
+            s.d[lane][i] = NAN;
         }
     }
-    w.finished.push_back({o.turn, actor, o.number});
-    b->free_actors.push_back(o.actor);
+    return spare;
+}
+
+void emulator_wgmma_begin(void)
+{
+    bool last;
+    warp_exchange(OP_WGMMA_BEGIN, 0, &last);
+    current_block->products[(size_t)(self()->number / WARP)].fenced = true;
 }
 
 void emulator_wgmma(bool bf16, int n, float *d, uint64_t a, uint64_t b)
@@ -372,26 +395,22 @@ void emulator_wgmma(bool bf16, int n, float *d, uint64_t a, uint64_t b)
         thread_tick(t);
         return;
     }
+    const void *pc = __builtin_return_address(0);
     if (a >> 62 != 1 || b >> 62 != 1)
         emulator_fatal("%s: descriptors without the 128-byte swizzle", kernel_name());
+    warp_products &w = blk->products[(size_t)(t->number / WARP)];
+    if (!w.fenced)
+        emulator_error(pc, "%s: a product without wgmma_begin after the last wait", kernel_name());
     wgmma o = {};
-    o.actor = actor_take(blk);
-    o.number = blk->actor_number[(size_t)o.actor];
+    o.turn = ++w.begun;
     o.bf16 = bf16;
     o.n = n;
+    o.sums = sums_take(w, n, all);
+    w.sums[(size_t)o.sums]->last = o.turn;
     o.a = a;
     o.b = b;
-    for (int i = 0; i < WARP; i++)
-        o.d[i] = (float *)(uintptr_t)all[i];
-    if (checker_on) {
-        times begun = t->clock;
-        for (int i = 0; i < WARP; i++)
-            times_join(begun, blk->thread_of[(size_t)(t->number / WARP * WARP + i)]->clock);
-        o.begun = std::make_shared<const times>(begun);
-    }
-    o.pc = __builtin_return_address(0);
-    warp_products &w = blk->products[(size_t)(t->number / WARP)];
-    o.turn = ++w.begun;
+    o.begun = moment_of_all(&blk->thread_of[(size_t)(t->number / WARP * WARP)], WARP);
+    o.pc = pc;
     w.open.push_back(o);
     thread_tick(t);
 }
@@ -411,53 +430,56 @@ void emulator_wgmma_wait(int groups)
     bool last;
     fiber *t = self();
     struct block *b = t->block;
+    const int warp = t->number / WARP;
     warp_exchange(OP_WGMMA_WAIT, (uint64_t)groups, &last);
     if (!last)
         return;
-    warp_products &w = b->products[(size_t)(t->number / WARP)];
+    warp_products &w = b->products[(size_t)warp];
+    w.fenced = false;
     while (w.commits.size() > (size_t)groups) {
         w.told = w.commits.front();
         w.commits.pop_front();
     }
-    while (!w.open.empty() && w.open.front().turn <= w.told)
-        wgmma_do(b, t->number / WARP);
-    for (; !w.finished.empty() && w.finished.front().turn <= w.told; w.finished.pop_front())
-        for (int i = 0; i < WARP; i++)
-            thread_learn(b->thread_of[(size_t)(t->number / WARP * WARP + i)], w.finished.front().actor, w.finished.front().number);
+    for (; !w.open.empty() && w.open.front().turn <= w.told; w.open.pop_front()) {
+        /* Copies that are under way may well come first. */
+        while (b->async_policy != 2 && async_any(b) && random_next() % 4)
+            async_step(b);
+        wgmma_do(b, warp, w.open.front());
+    }
+    for (wgmma_sums *s : w.sums)
+        if (s->used && s->last <= w.told) {
+            s->used = false;
+            for (int lane = 0; lane < WARP; lane++)
+                for (int i = 0; i < s->n / 2; i++)
+                    s->d[lane][i] = fragment(*s, lane, i);
+        }
+    thread_learn_products(&b->thread_of[(size_t)(warp * WARP)], b->actor_products + warp, (uint32_t)w.told);
+}
+
+void products_drop(struct block *b)
+{
+    for (warp_products &w : b->products)
+        for (wgmma_sums *s : w.sums)
+            delete s;
+    b->products.clear();
 }
 
 /* ---- what is under way -------------------------------------------------------------------------------------- */
 
-static int products_open(struct block *b)
-{
-    int n = 0;
-    for (warp_products &w : b->products)
-        n += !w.open.empty();
-    return n;
-}
-
-bool async_any(struct block *b) { return !b->flights.empty() || !b->copying.empty() || products_open(b); }
+bool async_any(struct block *b) { return !b->flights.empty() || !b->copying.empty(); }
 
 void async_step(struct block *b)
 {
-    const int open = products_open(b);
-    size_t i = random_next() % (b->flights.size() + b->copying.size() + (size_t)open);
+    size_t i = random_next() % (b->flights.size() + b->copying.size());
     if (i < b->flights.size()) {
         flight_do(b, i);
         return;
     }
     i -= b->flights.size();
-    if (i < b->copying.size()) {
-        fiber *t = b->copying[i];
-        thread_copy_step(t);
-        if (t->items.empty())
-            b->copying[i] = b->copying.back(), b->copying.pop_back();
-        return;
-    }
-    i -= b->copying.size();
-    for (size_t w = 0; w < b->products.size(); w++)
-        if (!b->products[w].open.empty() && i-- == 0)
-            return wgmma_do(b, (int)w);
+    fiber *t = b->copying[i];
+    thread_copy_step(t);
+    if (t->items.empty())
+        b->copying[i] = b->copying.back(), b->copying.pop_back();
 }
 
 void block_async_end(struct block *b)

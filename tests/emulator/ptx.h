@@ -22,11 +22,13 @@ void emulator_mbarrier_expect(uint32_t barrier, int64_t bytes);
 void emulator_mbarrier_arrive_copies(uint32_t barrier);
 void emulator_mbarrier_wait(uint32_t barrier, uint32_t parity);
 void emulator_bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t barrier);
+void emulator_fence_proxy(void);
 
 void emulator_shared_load(void *to, uint32_t address, uint32_t bytes);
 void emulator_mma(bool bf16, float c[4], const uint32_t a[4], const uint32_t b[2]);
 uint32_t emulator_transpose(uint32_t v);
 void emulator_wgmma(bool bf16, int n, float *d, uint64_t a, uint64_t b);
+void emulator_wgmma_begin(void);
 void emulator_wgmma_commit(void);
 void emulator_wgmma_wait(int groups);
 

@@ -12,10 +12,11 @@
 
 #include <type_traits>
 
-__device__ __forceinline__ float min_nan(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
-__device__ __forceinline__ float max_nan(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
-__device__ __forceinline__ float ex2_approx(float v) { return exp2f(v); }
-__device__ __forceinline__ float rcp_approx(float v) { return 1.0f / v; }
+__device__ __forceinline__ float min_nan(float a, float b) { return a != a ? a : b != b ? b : a < b || (a == b && signbit(a)) ? a : b; }
+__device__ __forceinline__ float max_nan(float a, float b) { return a != a ? a : b != b ? b : a > b || (a == b && signbit(b)) ? a : b; }
+__device__ __forceinline__ float flush_subnormal(float v) { return fabsf(v) < 0x1p-126f ? copysignf(0, v) : v; }
+__device__ __forceinline__ float ex2_approx(float v) { return flush_subnormal(exp2f(flush_subnormal(v))); }
+__device__ __forceinline__ float rcp_approx(float v) { return flush_subnormal(1.0f / flush_subnormal(v)); }
 template <typename T> __device__ __forceinline__ T *keep_in_register(T *p) { return p; }
 template <int N> __device__ __forceinline__ void registers_decrease() {}
 template <int N> __device__ __forceinline__ void registers_increase() {}
@@ -50,7 +51,7 @@ __device__ __forceinline__ void bulk_copy(uint32_t dst, const void *src, uint32_
 {
     emulator_bulk_copy(dst, src, bytes, bar);
 }
-__device__ __forceinline__ void fence_async_proxy() {}
+__device__ __forceinline__ void fence_async_proxy() { emulator_fence_proxy(); }
 __device__ __forceinline__ void prefetch_l2(const void *p) {}
 
 __device__ __forceinline__ void bar_sync(uint32_t id, uint32_t threads) { emulator_bar_sync((int)id, (int)threads); }
@@ -64,7 +65,7 @@ __device__ __forceinline__ void barrier_arrive_copies(uint32_t bar) { emulator_m
 __device__ __forceinline__ void grid_wait() { emulator_launch_wait(); }
 __device__ __forceinline__ void grid_release() { emulator_launch_release(); }
 
-__device__ __forceinline__ void wgmma_begin() {}
+__device__ __forceinline__ void wgmma_begin() { emulator_wgmma_begin(); }
 __device__ __forceinline__ void wgmma_commit() { emulator_wgmma_commit(); }
 template <int N> __device__ __forceinline__ void wgmma_wait() { emulator_wgmma_wait(N); }
 template <typename OP, int N> struct wgmma_run {

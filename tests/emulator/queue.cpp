@@ -89,8 +89,10 @@ static emulator_stream *choose(void)
 
 static void copy_piece(const operation &o)
 {
-    for (size_t i = 0; i < o.height; i++)
+    for (size_t i = 0; i < o.height; i++) {
         memcpy((uint8_t *)o.dst + i * o.dst_pitch, (const uint8_t *)o.src + i * o.src_pitch, o.width);
+        memory_written((uint8_t *)o.dst + i * o.dst_pitch, o.width);
+    }
 }
 
 /* Carries out the first operation of a stream, or a part of it; consecutive launches together, as they may overlap. */
@@ -130,7 +132,10 @@ static void stream_step(emulator_stream *s, holding &hold)
         o.src = (const uint8_t *)o.src + (rows ? half * o.src_pitch : half);
         return;
     }
-    case operation::SET: memset(o.dst, o.byte, o.width); break;
+    case operation::SET:
+        memset(o.dst, o.byte, o.width);
+        memory_written(o.dst, o.width);
+        break;
     case operation::RECORD:
         o.event->done = std::max(o.event->done, o.turn);
         o.event->at = seconds();

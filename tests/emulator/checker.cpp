@@ -29,7 +29,7 @@ bool checker_on = true;
 #define CELL_BYTES 8
 /* Accesses that a cell remembers; of more, chance says which. */
 #define CELL_ACCESSES 4
-#define SHARED_CELL_ACCESSES 8
+#define SHARED_CELL_ACCESSES 8 /* those past the first 4 lie elsewhere, as they are seldom there */
 
 enum { ACCESS_WRITE = 1, ACCESS_ATOMIC = 2, ACCESS_LOOSE = 4, ACCESS_PROXY = 8 /* through the async proxy */ };
 
@@ -232,6 +232,7 @@ static inline region *memory_find(uintptr_t p)
 }
 
 static region shared_region;
+static struct access *shared_more;
 static uintptr_t dynamic_begin;
 
 static inline bool is_shared(uintptr_t p) { return p - shared_region.begin < shared_region.end - shared_region.begin; }
@@ -242,7 +243,8 @@ void checker_shared(uint8_t *begin, size_t bytes, uint8_t *dynamic)
     dynamic_begin = (uintptr_t)dynamic;
     shared_region.begin = (uintptr_t)begin & ~(uintptr_t)(CELL_BYTES - 1);
     shared_region.end = (uintptr_t)begin + bytes;
-    shared_region.cells = (struct access *)pages_make(cells_of(bytes) * SHARED_CELL_ACCESSES * sizeof(struct access));
+    shared_region.cells = (struct access *)pages_make(cells_of(bytes) * CELL_ACCESSES * sizeof(struct access));
+    shared_more = (struct access *)pages_make(cells_of(bytes) * CELL_ACCESSES * sizeof(struct access));
 }
 
 /* Which of the 8 bytes at a multiple of 8 are p to end's, one of both being there. */
@@ -298,7 +300,7 @@ struct made {
     uint32_t actor, number;
     times_ref a, b, result;
 };
-#define MADE 64
+#define MADE 256
 static made *made_lately = new made[MADE]; /* never ended, as the device outlives main */
 
 static made &made_at(int how, const times_ref &a, const times_ref &b, uint32_t actor, uint32_t number, bool *there)
@@ -339,10 +341,11 @@ void checker_block(struct block *b)
     for (int i = 0; i < FLYING; i++)
         b->free_actors.push_back(i);
     b->actor_number.assign(FLYING, 0);
-    b->actor_copies = 1 + b->threads;
-    b->actor_products = b->actor_copies + b->threads;
-    b->actor_bulk = b->actor_products + b->threads / WARP;
-    b->actor_fenced = b->actor_bulk + FLYING; /* of threads and of their cp.async */
+    b->actor_products = 1 + b->threads;
+    b->actor_fenced = b->actor_products + b->threads / WARP;
+    b->actor_bulk = b->actor_fenced + b->threads;
+    b->actor_copies = b->actor_bulk + FLYING;
+    b->actor_copies_fenced = b->actor_copies + b->threads;
 }
 
 void checker_thread(fiber *t, int number) { t->now = {times_ref(), (uint32_t)number + 1, 1, 0, 0, 0, t->block->launch->acquired}; }
@@ -387,17 +390,21 @@ void thread_fence(fiber *t)
     if (!checker_on)
         return;
     moment &now = t->now;
-    const uint32_t fenced = (uint32_t)t->block->actor_fenced, n = 2 * (uint32_t)t->block->threads;
+    const struct block *b = t->block;
+    const uint32_t fenced = (uint32_t)b->actor_fenced, copies = (uint32_t)b->actor_copies, n = (uint32_t)b->threads;
     raise(now.copies, now.base[(uint32_t)actor_of_copies(t)]);
     now.fenced = now.number++;
     now.fenced_copies = now.copies;
     if (!now.base.get())
         return;
     bool there;
-    made &m = made_at(MADE_FENCE, now.base, times_ref(), fenced, 0, &there);
+    made &m = made_at(MADE_FENCE, now.base, times_ref(), fenced, n, &there);
     if (!there) {
-        times *fresh = times_copy(now.base.get(), fenced + n);
+        const bool some = now.base.get()->n > copies;
+        times *fresh = times_copy(now.base.get(), some ? copies + 2 * n : fenced + n);
         raise_all(fresh->at + fenced, fresh->at + 1, n);
+        if (some)
+            raise_all(fresh->at + copies + n, fresh->at + copies, n);
         m.result = times_ref(fresh);
     }
     now.base = m.result;
@@ -406,22 +413,28 @@ void thread_fence(fiber *t)
 /* Enters what a thread knows more than its base. `at` has entries for that. */
 static void enter_own(uint32_t *at, const fiber *t)
 {
-    const uint32_t copies = (uint32_t)actor_of_copies(t), fenced = (uint32_t)t->block->actor_fenced - 1;
+    const struct block *b = t->block;
     const moment &m = t->now;
+    const uint32_t i = (uint32_t)t->number;
     raise(at[0], m.acquired);
     raise(at[m.thread], m.number);
-    if (m.copies)
-        raise(at[copies], m.copies);
     if (m.fenced)
-        raise(at[fenced + m.thread], m.fenced);
+        raise(at[(uint32_t)b->actor_fenced + i], m.fenced);
+    if (m.copies)
+        raise(at[(uint32_t)b->actor_copies + i], m.copies);
     if (m.fenced_copies)
-        raise(at[fenced + copies], m.fenced_copies);
+        raise(at[(uint32_t)b->actor_copies_fenced + i], m.fenced_copies);
 }
 
 static uint32_t entries_for(const fiber *t)
 {
-    const uint32_t copies = (uint32_t)actor_of_copies(t);
-    return 1 + (t->now.fenced ? (uint32_t)t->block->actor_fenced - 1 + copies : t->now.copies ? copies : t->now.thread);
+    const struct block *b = t->block;
+    const moment &m = t->now;
+    return (uint32_t)(1 + t->number +
+                      (m.fenced_copies ? b->actor_copies_fenced
+                       : m.copies      ? b->actor_copies
+                       : m.fenced      ? b->actor_fenced
+                                       : 1));
 }
 
 /* What all of them know together. */
@@ -504,7 +517,6 @@ static void report_race(struct block *b, const struct access &now, const struct 
     if (!error_count(text, now.pc, before.pc))
         return;
     fprintf(stderr, "emulator: %s\n", text);
-    const int product = b->actor_products, bulk = b->actor_bulk;
     auto line = [&](const struct access &a) {
         const int actor = (int)a.actor;
         char who[64];
@@ -512,12 +524,12 @@ static void report_race(struct block *b, const struct access &now, const struct 
             snprintf(who, sizeof who, "a product");
         else if (a.launch != b->launch->number) /* whose blocks may be of another size */
             snprintf(who, sizeof who, "actor %d", actor);
-        else if (actor < b->actor_copies)
+        else if (actor < b->actor_products)
             snprintf(who, sizeof who, "thread %d", actor - 1);
-        else if (actor < product)
+        else if (actor >= b->actor_copies)
             snprintf(who, sizeof who, "a cp.async of thread %d", actor - b->actor_copies);
         else
-            snprintf(who, sizeof who, actor < bulk ? "a product" : "a bulk copy");
+            snprintf(who, sizeof who, "a bulk copy");
         snprintf(text, sizeof text, "%s by %s of block %u of launch %u:", kind[a.flags & 7], who, (unsigned)a.block, (unsigned)a.launch);
         print_place(text, a.pc);
     };
@@ -529,14 +541,16 @@ static void report_race(struct block *b, const struct access &now, const struct 
 static inline bool happened(const struct block *b, const moment &m, uint32_t actor, uint32_t number)
 {
     return number <= m.base[actor] ||
-           (actor == m.thread ? number <= m.number : actor == m.thread + (uint32_t)b->threads && number <= m.copies);
+           (actor == m.thread ? number <= m.number : actor == (uint32_t)b->actor_copies + m.thread - 1 && m.thread && number <= m.copies);
 }
 
 /* And is it before a fence of proxies that m knows of? */
 static bool fenced(const struct block *b, const moment &m, uint32_t actor, uint32_t number)
 {
-    return number <= m.base[(uint32_t)b->actor_fenced - 1 + actor] ||
-           (actor == m.thread ? number <= m.fenced : actor == m.thread + (uint32_t)b->threads && number <= m.fenced_copies);
+    if (actor < (uint32_t)b->actor_products)
+        return number <= m.base[(uint32_t)b->actor_fenced + actor - 1] || (actor == m.thread && number <= m.fenced);
+    const uint32_t i = actor - (uint32_t)b->actor_copies;
+    return number <= m.base[(uint32_t)b->actor_copies_fenced + i] || (m.thread && i == m.thread - 1 && number <= m.fenced_copies);
 }
 
 static inline uint64_t who(const struct access &a)
@@ -546,22 +560,25 @@ static inline uint64_t who(const struct access &a)
     return v;
 }
 
+/* c: the cell's first accesses; more: those of shared memory past CELL_ACCESSES. */
 template <int N>
-static inline void touch(struct block *b, struct access *c, const struct access &now, const moment &m, uint32_t acquired, uintptr_t p)
+static inline __attribute__((always_inline)) void touch(struct block *b, struct access *c, struct access *more, const struct access &now,
+                                                        const moment &m, uint32_t acquired, uintptr_t p)
 {
     const bool in_shared = N == SHARED_CELL_ACCESSES;
     const uint64_t me = who(now);
+    auto at = [&](int i) -> struct access & { return N == CELL_ACCESSES || i < CELL_ACCESSES ? c[i] : more[i - CELL_ACCESSES]; };
     int kept = 0, i = 0;
-    for (; i < N && c[i].launch; i++) {
-        const struct access a = c[i];
+    for (; i < N && at(i).launch; i++) {
+        const struct access a = at(i);
         const bool same = who(a) == me;
         /* The same thread at the same time, and no less: all has been said. */
         if (same && a.number == now.number && !(now.bytes & ~a.bytes) && (a.flags == now.flags || a.flags == ACCESS_WRITE) &&
             !(now.flags & ~ACCESS_WRITE)) {
             if (kept != i) { /* close the gap */
-                for (; i < N && c[i].launch; i++)
-                    c[kept++] = c[i];
-                c[kept].launch = 0;
+                for (; i < N && at(i).launch; i++)
+                    at(kept++) = at(i);
+                at(kept).launch = 0;
             }
             return;
         }
@@ -579,7 +596,7 @@ static inline void touch(struct block *b, struct access *c, const struct access 
             }
         }
         bool unfenced = false;
-        if ((now.flags & ACCESS_PROXY) && before && (a.flags & ACCESS_WRITE) && in_shared && (int)a.actor < b->actor_products)
+        if ((now.flags & ACCESS_PROXY) && before && (a.flags & ACCESS_WRITE) && in_shared && actor_generic(b, (int)a.actor))
             unfenced = !fenced(b, m, a.actor, a.number);
         if ((a.bytes & now.bytes) && ((a.flags | now.flags) & ACCESS_WRITE) && (!before || unfenced) &&
             !(a.flags & now.flags & ACCESS_ATOMIC))
@@ -588,19 +605,20 @@ static inline void touch(struct block *b, struct access *c, const struct access 
         if (before && !(a.bytes & ~now.bytes) && ((now.flags & ACCESS_WRITE) || !(a.flags & ACCESS_WRITE)))
             continue;
         if (kept != i)
-            c[kept] = a;
+            at(kept) = a;
         kept++;
     }
     if (kept == N)
         kept = (int)(random_next() % N);
     else if (kept + 1 < N)
-        c[kept + 1].launch = 0;
-    c[kept] = now;
-    c[kept].flags &= ~(uint32_t)ACCESS_PROXY;
+        at(kept + 1).launch = 0;
+    struct access &to = at(kept);
+    to = now;
+    to.flags &= ~(uint32_t)ACCESS_PROXY;
 }
 
 /* NULL, and reported, unless all of it lies in one. */
-static region *region_of(struct block *b, uintptr_t p, size_t bytes, const void *pc)
+static inline region *region_of(struct block *b, uintptr_t p, size_t bytes, const void *pc)
 {
     const uintptr_t end = p + bytes;
     if (is_shared(p)) {
@@ -626,6 +644,9 @@ template <int N>
 static void touch_cells(struct block *b, region *r, struct access now, const moment &m, uintptr_t p, uintptr_t end, const void *pc)
 {
     const bool in_shared = N == SHARED_CELL_ACCESSES;
+    const size_t first = (p - r->begin) / CELL_BYTES;
+    __builtin_prefetch(r->cells + first * CELL_ACCESSES);
+    __builtin_prefetch(r->cells + (first + 1) * CELL_ACCESSES);
     const uint32_t acquired = in_shared ? 0 : m.base[0] > m.acquired ? m.base[0] : m.acquired;
     for (uintptr_t cell = r->begin + (p - r->begin) / CELL_BYTES * CELL_BYTES; cell < end; cell += CELL_BYTES) {
         const size_t i = (cell - r->begin) / CELL_BYTES;
@@ -639,7 +660,7 @@ static void touch_cells(struct block *b, region *r, struct access now, const mom
                 r->written[i] |= unwritten; /* once */
             }
         }
-        touch<N>(b, r->cells + i * N, now, m, acquired, cell);
+        touch<N>(b, r->cells + i * CELL_ACCESSES, shared_more + i * CELL_ACCESSES, now, m, acquired, cell);
     }
 }
 
@@ -676,6 +697,7 @@ static void access_of_thread(const void *p, size_t bytes, uint32_t flags, const 
     if (!current_block || !checker_on)
         return;
     fiber *t = self();
+    t->touched = t->now.number;
     touch_range(current_block, t->now.thread, t->now.number, t->now, p, bytes, flags, pc);
 }
 
@@ -688,11 +710,16 @@ bool checker_loose_read(struct block *b, const moment &m, const void *ptr, size_
         return false;
     const struct launch *l = b->launch;
     for (uintptr_t cell = p; cell < p + bytes; cell += CELL_BYTES) {
-        const struct access *c = shared_region.cells + (cell - shared_region.begin) / CELL_BYTES * SHARED_CELL_ACCESSES;
-        for (int i = 0; i < SHARED_CELL_ACCESSES && c[i].launch; i++) {
+        const size_t first = (cell - shared_region.begin) / CELL_BYTES * CELL_ACCESSES;
+        const struct access *c = shared_region.cells + first;
+        for (int i = 0; i < SHARED_CELL_ACCESSES; i++) {
+            if (i == CELL_ACCESSES)
+                c = shared_more + first - CELL_ACCESSES;
+            if (!c[i].launch)
+                break;
             if (!(c[i].flags & ACCESS_WRITE) || c[i].launch != l->number || c[i].block != b->index)
                 continue;
-            const bool generic = (int)c[i].actor < b->actor_products;
+            const bool generic = actor_generic(b, (int)c[i].actor);
             if (generic ? fenced(b, m, c[i].actor, c[i].number) : happened(b, m, c[i].actor, c[i].number))
                 continue;
             if (show_loose) {

@@ -19,12 +19,12 @@
 #define WARP 32
 #define STACK_BYTES (256 * 1024)
 #define SHARED_BYTES (227 * 1024) /* what an H200 lets a block have */
-#define FLYING 256 /* bulk copies of a block that are under way at once, at most */
+#define FLYING 128 /* bulk copies of a block that are under way at once, at most */
 
 /* ---- happens-before ----------------------------------------------------------------------------------------- */
 
 /* Times of a block's actors: its threads, the cp.async of each, the products of each warp, and bulk copies. at[i]: what has happened of
- * actor i; beyond n, nothing. at[0]: launches up to this are complete. Shared by all that know the same, so that nobody changes it. */
+ * actor i, or of it before a fence of proxies; beyond n, nothing. at[0]: launches up to this are complete. Shared by all that know the same, so that nobody changes it. */
 struct times {
     uint32_t references, n;
     uint32_t at[];
@@ -105,6 +105,7 @@ struct fiber {
     std::deque<uint32_t> groups; /* number of the last copy of each committed group */
     uint32_t copies, done; /* numbers of the last begun and the last done */
     struct moment now;
+    uint32_t touched; /* its time at its last access */
 };
 
 struct exchange {
@@ -161,6 +162,12 @@ struct warp_products {
     std::vector<wgmma_sums *> sums;
     uint64_t begun, told; /* how many were begun; of how many the warp knows that they are done */
     std::deque<uint64_t> commits; /* how many were begun at each commit */
+    /* What the warp knew at its last product, and what its lanes had then: often the same at the next. */
+    struct moment lately;
+    struct lane_then {
+        times_ref base;
+        uint32_t number, fenced;
+    } then[WARP];
 };
 
 enum block_state { BLOCK_NEW, BLOCK_LIVE, BLOCK_DONE };
@@ -178,7 +185,8 @@ struct block {
     std::vector<flight> flights;
     std::vector<int> free_actors;
     std::vector<uint32_t> actor_number; /* of bulk copies' */
-    int actor_copies, actor_products, actor_fenced, actor_bulk; /* the first of each kind; before them, threads, from 1 on */
+    /* The first of each kind; before them, threads, from 1 on. What few kernels have lies behind. */
+    int actor_products, actor_fenced, actor_bulk, actor_copies, actor_copies_fenced;
     std::vector<fiber *> copying; /* threads with cp.async to do */
     int policy, async_policy;
     bool preempt;
@@ -270,5 +278,7 @@ void memory_remove(void *p);
 size_t memory_size(const void *p); /* 0: no begin of a block */
 
 static inline int actor_of_copies(const fiber *t) { return t->block->actor_copies + t->number; }
+/* Does it access memory through the generic proxy? */
+static inline bool actor_generic(const struct block *b, int actor) { return actor < b->actor_products || actor >= b->actor_copies; }
 
 #endif

@@ -103,7 +103,7 @@ void emulator_mbarrier_wait(uint32_t address, uint32_t parity)
 
 static void copy_do(struct block *b, const struct copy &c, int actor)
 {
-    const bool proxy = actor >= b->actor_products;
+    const bool proxy = !actor_generic(b, actor);
     if (c.src)
         checker_async(b, actor, c.number, c.begun, c.src, c.bytes, false, proxy, c.pc);
     checker_async(b, actor, c.number, c.begun, c.dst, c.bytes, true, proxy, c.pc);
@@ -266,8 +266,38 @@ struct mma_operands {
     const uint32_t *a, *b;
 };
 
-static float widen(bool bf16, uint16_t v) { return bf16 ? dtype_bf16_to_f32(v) : dtype_fp16_to_f32(v); }
-static float half_of(bool bf16, uint32_t v, int i) { return widen(bf16, (uint16_t)(v >> 16 * i)); }
+/* Elements of 16 bits as floats, by their bits. */
+static const float *widened(bool bf16)
+{
+    static float *tables[2];
+    float *&table = tables[bf16];
+    if (!table) {
+        table = new float[1 << 16];
+        for (uint32_t v = 0; v < 1 << 16; v++)
+            table[v] = bf16 ? dtype_bf16_to_f32((uint16_t)v) : dtype_fp16_to_f32((uint16_t)v);
+    }
+    return table;
+}
+
+#if defined(__x86_64__)
+#define WIDE __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
+#else
+#define WIDE
+#endif
+
+/* c[16 x n] += a[16 x 16] b[16 x n], rows of b and c `pitch` apart. Products of these types are exact in double precision. */
+WIDE static void product_of_16(float *__restrict c, const float (*__restrict a)[16], const float *__restrict b, int n, int pitch)
+{
+    for (int r = 0; r < 16; r++)
+        for (int j0 = 0; j0 < n; j0 += 8) {
+            double sum[8] = {};
+            for (int k = 0; k < 16; k++)
+                for (int j = 0; j < 8; j++)
+                    sum[j] += (double)a[r][k] * b[k * pitch + j0 + j];
+            for (int j = 0; j < 8; j++)
+                c[r * pitch + j0 + j] = (float)(c[r * pitch + j0 + j] + sum[j]);
+        }
+}
 
 void emulator_mma(bool bf16, float c[4], const uint32_t a[4], const uint32_t b[2])
 {
@@ -276,26 +306,26 @@ void emulator_mma(bool bf16, float c[4], const uint32_t a[4], const uint32_t b[2
     const uint64_t *all = warp_exchange(OP_MMA, (uint64_t)(uintptr_t)&mine, &last);
     if (!last)
         return;
-    float left[16][16], right[8][16];
+    float left[16][16], right[16][8], sum[16][8];
+    const float *wide = widened(bf16);
     for (int lane = 0; lane < WARP; lane++) {
         const mma_operands *o = (const mma_operands *)(uintptr_t)all[lane];
         const int g = lane / 4, t = lane % 4;
-        for (int i = 0; i < 4; i++)
-            for (int h = 0; h < 2; h++)
-                left[g + i % 2 * 8][2 * t + h + i / 2 * 8] = half_of(bf16, o->a[i], h);
-        for (int i = 0; i < 2; i++)
-            for (int h = 0; h < 2; h++)
-                right[g][2 * t + h + i * 8] = half_of(bf16, o->b[i], h);
+        for (int i = 0; i < 4; i++) {
+            left[g + i % 2 * 8][2 * t + i / 2 * 8] = wide[o->a[i] & 0xffff];
+            left[g + i % 2 * 8][2 * t + 1 + i / 2 * 8] = wide[o->a[i] >> 16];
+            sum[g + i / 2 * 8][2 * t + i % 2] = o->c[i];
+        }
+        for (int i = 0; i < 2; i++) {
+            right[2 * t + i * 8][g] = wide[o->b[i] & 0xffff];
+            right[2 * t + 1 + i * 8][g] = wide[o->b[i] >> 16];
+        }
     }
+    product_of_16(sum[0], left, right[0], 8, 8);
     for (int lane = 0; lane < WARP; lane++) {
         const mma_operands *o = (const mma_operands *)(uintptr_t)all[lane];
-        for (int i = 0; i < 4; i++) {
-            const float *x = left[lane / 4 + i / 2 * 8], *y = right[lane % 4 * 2 + i % 2];
-            double sum = 0;
-            for (int k = 0; k < 16; k++)
-                sum += (double)x[k] * y[k];
-            o->c[i] = (float)(o->c[i] + sum);
-        }
+        for (int i = 0; i < 4; i++)
+            o->c[i] = sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
     }
 }
 
@@ -324,6 +354,7 @@ static const uint8_t *tile_at(uint64_t descriptor, int r, int c)
 static void wgmma_do(struct block *b, int warp, const wgmma &o)
 {
     float left[16][16], right[16][256];
+    const float *wide = widened(o.bf16);
     auto row_load = [&](float *to, size_t pitch, uint64_t descriptor, int r) {
         for (int c = 0; c < 2; c++) {
             const uint8_t *p = tile_at(descriptor, r, c);
@@ -331,22 +362,14 @@ static void wgmma_do(struct block *b, int warp, const wgmma &o)
             uint16_t v[8];
             memcpy(v, p, sizeof v);
             for (int i = 0; i < 8; i++)
-                to[(size_t)(8 * c + i) * pitch] = defined ? widen(o.bf16, v[i]) : NAN;
+                to[(size_t)(8 * c + i) * pitch] = defined ? wide[v[i]] : NAN;
         }
     };
     for (int r = 0; r < 16; r++)
         row_load(left[r], 1, o.a, warp % 4 * 16 + r);
     for (int r = 0; r < o.n; r++)
         row_load(&right[0][r], 256, o.b, r);
-    wgmma_sums &s = *b->products[(size_t)warp].sums[(size_t)o.sums];
-    for (int r = 0; r < 16; r++) {
-        double sum[256] = {};
-        for (int k = 0; k < 16; k++)
-            for (int j = 0; j < o.n; j++)
-                sum[j] += (double)left[r][k] * right[k][j];
-        for (int j = 0; j < o.n; j++)
-            s.at[r][j] = (float)(s.at[r][j] + sum[j]);
-    }
+    product_of_16(b->products[(size_t)warp].sums[(size_t)o.sums]->at[0], left, right[0], o.n, 256);
 }
 
 /* Register i of a lane: where it lies in the warp's 16 rows. */
@@ -378,6 +401,25 @@ static int sums_take(warp_products &w, int n, const uint64_t *d)
     return spare;
 }
 
+/* What the warp knows; what its lanes do from here on is later. */
+static moment products_begin(warp_products &w, fiber *const *lanes)
+{
+    bool same = true;
+    for (int i = 0; i < WARP && same; i++) {
+        const fiber *t = lanes[i];
+        const auto &then = w.then[i];
+        same = t->now.base == then.base && t->now.number == then.number && t->now.fenced == then.fenced && t->touched != then.number;
+    }
+    if (same)
+        return w.lately;
+    w.lately = moment_of_all(lanes, WARP);
+    for (int i = 0; i < WARP; i++) {
+        thread_tick(lanes[i]);
+        w.then[i] = {lanes[i]->now.base, lanes[i]->now.number, lanes[i]->now.fenced};
+    }
+    return w.lately;
+}
+
 void emulator_wgmma_begin(void)
 {
     bool last;
@@ -391,10 +433,8 @@ void emulator_wgmma(bool bf16, int n, float *d, uint64_t a, uint64_t b)
     struct block *blk = t->block;
     bool last;
     const uint64_t *all = warp_exchange(OP_WGMMA, (uint64_t)(uintptr_t)d, &last);
-    if (!last) {
-        thread_tick(t);
+    if (!last)
         return;
-    }
     const void *pc = __builtin_return_address(0);
     if (a >> 62 != 1 || b >> 62 != 1)
         emulator_fatal("%s: descriptors without the 128-byte swizzle", kernel_name());
@@ -409,10 +449,9 @@ void emulator_wgmma(bool bf16, int n, float *d, uint64_t a, uint64_t b)
     w.sums[(size_t)o.sums]->last = o.turn;
     o.a = a;
     o.b = b;
-    o.begun = moment_of_all(&blk->thread_of[(size_t)(t->number / WARP * WARP)], WARP);
+    o.begun = products_begin(w, &blk->thread_of[(size_t)(t->number / WARP * WARP)]);
     o.pc = pc;
     w.open.push_back(o);
-    thread_tick(t);
 }
 
 void emulator_wgmma_commit(void)

@@ -9,9 +9,10 @@
  * of 2 KiB deep and filled by bulk copies (sm_90) or cp.async (sm_80).
  *
  * Without adapters as many warps as there are ranges make a team: each takes its range of a pair, and one of them, another for every
- * pair, ends it. So a block's warps all end together, however few and long its pairs are. With adapters a warp takes a pair's ranges in
- * turn, to the same bits: a fold waits for its loads, for which a whole team would wait, pair after pair. Adapters: a chunk holds runs
- * of rows with one adapter; each run adds B s, with s masked to the run's rows, to the whole sum.
+ * pair, ends it. So a block's warps all end together, however few and long its pairs are. With adapters it is so where ranges are long.
+ * Where they are short, a warp takes a pair's ranges in turn, to the same bits: a fold waits for its loads, for which a whole team would
+ * wait, pair after pair. Adapters: a chunk holds runs of rows with one adapter; each run adds B s, with s masked to the run's rows, to
+ * the whole sum.
  *
  * Without adapters the rings are filled before launch_wait (device.cuh), with adapters after: shrink's loads, each of which waits for
  * the one before, would queue behind all those weights.
@@ -24,6 +25,7 @@
 #define DECODE_THREADS (DECODE_WARPS * 32)
 #define DECODE_CHUNK 32
 #define DECODE_RANGE 3 /* blocks of k that a range has at least */
+#define DECODE_TEAM_RANGE 8 /* with adapters: blocks of k that a range has where teams are made, too */
 #define RING 3
 
 #define RING_BYTES ((size_t)DECODE_WARPS * RING * CUDA_BLOCK_BYTES)
@@ -282,7 +284,7 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
     }
 }
 
-template <typename OP, bool DOWN, bool LORA, int NT>
+template <typename OP, bool DOWN, bool LORA, bool TEAM, int NT>
 __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, const struct decode_block &b, struct decode_cursor *fill,
                                             struct decode_chunk *chunk, int group, bool fresh, int round, uint32_t ring, uint32_t bars,
                                             uint32_t *turn)
@@ -349,7 +351,7 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
                 next[AHEAD - 1][p][j] = load_x(j, k + AHEAD, p);
             }
         }
-        if (LORA && k + 1 == b.range * cut >> b.cuts) {
+        if (!TEAM && k + 1 == b.range * cut >> b.cuts) {
             /* The end of a range: sums as a team's are. Each lane keeps its own in shared memory, for want of registers. */
             float4 *own = decode_sums() + threadIdx.x / 32 * SUM_WARP + lane;
 #pragma unroll
@@ -367,7 +369,8 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         }
     }
 
-    team_add<NT>(acc, b, mine, round);
+    if (TEAM)
+        team_add<NT>(acc, b, mine, round);
     if (!mine)
         return;
     if (LORA)
@@ -406,7 +409,8 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
     }
 }
 
-template <typename OP, bool DOWN, bool LORA>
+/* TEAM: warps make teams. */
+template <typename OP, bool DOWN, bool LORA, bool TEAM>
 __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_constant__ struct kernel_forward f, int shift)
 {
     __shared__ __align__(8) uint64_t barrier[DECODE_WARPS][RING];
@@ -420,10 +424,10 @@ __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_
                    rest = pairs - each * gridDim.x;
 
     struct decode_block b;
-    b.shift = LORA ? 0 : shift;
+    b.shift = TEAM ? shift : 0;
     b.split = 1 << b.shift;
     b.teams = DECODE_WARPS >> b.shift;
-    b.cuts = LORA ? shift : 0;
+    b.cuts = TEAM ? 0 : shift;
     b.range_begin = blocks * (warp & (b.split - 1)) >> b.shift;
     b.range = (blocks * ((warp & (b.split - 1)) + 1) >> b.shift) - b.range_begin;
     int item = each * blockIdx.x + min(blockIdx.x, rest);
@@ -456,11 +460,11 @@ __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_
                 chunk.adapter = f.batch.row[chunk.row].adapter;
         }
         if (chunk.count <= 8)
-            decode_pair<OP, DOWN, LORA, 1>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
+            decode_pair<OP, DOWN, LORA, TEAM, 1>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
         else if (chunk.count <= 16)
-            decode_pair<OP, DOWN, LORA, 2>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
+            decode_pair<OP, DOWN, LORA, TEAM, 2>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
         else
-            decode_pair<OP, DOWN, LORA, 4>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
+            decode_pair<OP, DOWN, LORA, TEAM, 4>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
     }
 #if CUDA_PORTABLE
     copy_async_wait<0>();
@@ -484,18 +488,18 @@ static int decode_shift(int blocks)
     return shift;
 }
 
-template <typename OP, bool DOWN, bool LORA> static cudaError_t decode_launch(struct kernel_stream *stream, const struct kernel_forward *f)
+template <typename OP, bool DOWN> static cudaError_t decode_launch(struct kernel_stream *stream, const struct kernel_forward *f)
 {
-    const int shift = decode_shift((DOWN ? f->dims.inter_pad : f->dims.hidden_pad) / CUDA_BLOCK_K);
-    return launch(stream, decode_kernel<OP, DOWN, LORA>, dim3(2 * stream->processors), dim3(DECODE_THREADS), decode_shared(f->dims.experts),
-                  *f, shift);
+    const int blocks = (DOWN ? f->dims.inter_pad : f->dims.hidden_pad) / CUDA_BLOCK_K, shift = decode_shift(blocks);
+    void (*kernel)(struct kernel_forward, int) = decode_kernel<OP, DOWN, false, true>;
+    if (f->lora.entry)
+        kernel = blocks >> shift >= DECODE_TEAM_RANGE ? decode_kernel<OP, DOWN, true, true> : decode_kernel<OP, DOWN, true, false>;
+    return launch(stream, kernel, dim3(2 * stream->processors), dim3(DECODE_THREADS), decode_shared(f->dims.experts), *f, shift);
 }
 
 template <typename OP> static cudaError_t decode_any(struct kernel_stream *stream, const struct kernel_forward *f, bool down)
 {
-    if (f->lora.entry)
-        return down ? decode_launch<OP, true, true>(stream, f) : decode_launch<OP, false, true>(stream, f);
-    return down ? decode_launch<OP, true, false>(stream, f) : decode_launch<OP, false, false>(stream, f);
+    return down ? decode_launch<OP, true>(stream, f) : decode_launch<OP, false>(stream, f);
 }
 
 cudaError_t DECODE_NAME(cuda_decode)(struct kernel_stream *stream, const struct kernel_forward *f, bool down)
@@ -503,19 +507,21 @@ cudaError_t DECODE_NAME(cuda_decode)(struct kernel_stream *stream, const struct 
     return f->dims.op == DTYPE_BF16 ? decode_any<__nv_bfloat16>(stream, f, down) : decode_any<__half>(stream, f, down);
 }
 
-template <typename OP> static cudaError_t decode_load()
+template <typename OP, bool DOWN> static cudaError_t decode_load()
 {
     size_t shared = decode_shared(KERNEL_MAX_EXPERTS);
-    cudaError_t e = load(decode_kernel<OP, false, false>, shared);
+    cudaError_t e = load(decode_kernel<OP, DOWN, false, true>, shared);
     if (e == cudaSuccess)
-        e = load(decode_kernel<OP, false, true>, shared);
-    if (e == cudaSuccess)
-        e = load(decode_kernel<OP, true, false>, shared);
-    return e == cudaSuccess ? load(decode_kernel<OP, true, true>, shared) : e;
+        e = load(decode_kernel<OP, DOWN, true, true>, shared);
+    return e == cudaSuccess ? load(decode_kernel<OP, DOWN, true, false>, shared) : e;
 }
 
 cudaError_t DECODE_NAME(cuda_load_decode)(void)
 {
-    cudaError_t e = decode_load<__nv_bfloat16>();
-    return e == cudaSuccess ? decode_load<__half>() : e;
+    cudaError_t e = decode_load<__nv_bfloat16, false>();
+    if (e == cudaSuccess)
+        e = decode_load<__nv_bfloat16, true>();
+    if (e == cudaSuccess)
+        e = decode_load<__half, false>();
+    return e == cudaSuccess ? decode_load<__half, true>() : e;
 }

@@ -70,9 +70,21 @@ static const struct problem_options cases[] = {
     /* So wide that one expert's rows don't fit a thread's scratch, and that they are too wide for tiles. */
     {.experts = 1, .hidden = 12000, .inter = 8, .rows = 37, .k = 1},
     {.experts = 2, .hidden = 20000, .inter = 8, .rows = 15, .k = 1, .spread = SPREAD_ONE, .adapters = 1, .rank = 1},
+    /* As wide as models with few experts are: decode shares out a sum of that length among warps, beside adapters, too. */
+    {.experts = 3, .hidden = 4160, .inter = 24, .rows = 11, .k = 2, .adapters = 3, .subset = true, .share_a = true, .skipped = 5},
+    {.experts = 2, .hidden = 40, .inter = 4200, .rows = 21, .k = 2, .adapters = 3, .rank = 16, .bias = true},
+    /* More tiles than a small device takes at once, each longer than a ring of stages, with several stages of adapters. */
+    {.experts = 6, .hidden = 448, .inter = 416, .rows = 60, .k = 2, .adapters = 9, .rank = 40, .subset = true},
 };
 
 #define CASES (sizeof cases / sizeof cases[0])
+
+/* KERNEL_CASE of the environment: the only one to run. */
+static bool left_out(size_t i)
+{
+    const char *only = getenv("KERNEL_CASE");
+    return only && (size_t)atoi(only) != i;
+}
 
 static const enum kernel_path paths[] = {KERNEL_DECODE, KERNEL_PREFILL};
 
@@ -235,6 +247,8 @@ static void check_steps(const struct body_target *target, const struct problem *
 void cases_check_steps(const struct body_target *target)
 {
     for (size_t i = 0; i < 2 * CASES; i++) {
+        if (left_out(i / 2))
+            continue;
         struct problem *p = make_case(i / 2, i % 2 ? DTYPE_FP16 : DTYPE_BF16);
         for (size_t j = 0; j < 2; j++) {
             print_message("    case %zu %s %s\n", i / 2, dtype_name(p->o.op), j ? "prefill" : "decode");
@@ -280,6 +294,8 @@ void cases_check_forward(const struct body_target *target)
 {
     struct body_target ref = reference();
     for (size_t i = 0; i < 2 * CASES; i++) {
+        if (left_out(i / 2))
+            continue;
         struct problem *p = make_case(i / 2, i % 2 ? DTYPE_FP16 : DTYPE_BF16);
         struct body *got = body_create(target, p), *want = body_create(&ref, p);
         char *w = run(want, p, KERNEL_DECODE, true), *d = run(got, p, KERNEL_DECODE, true), *f = run(got, p, KERNEL_PREFILL, true);
@@ -366,6 +382,8 @@ static void check_part(const char *what, struct body *b, const struct problem *p
 void cases_check_company(const struct body_target *target)
 {
     for (size_t i = 0; i < 4 * CASES; i++) {
+        if (left_out(i / 4))
+            continue;
         struct problem *p = make_case(i / 4, i / 2 % 2 ? DTYPE_FP16 : DTYPE_BF16);
         enum kernel_path path = paths[i % 2];
         struct body *b = body_create(target, p);
@@ -393,6 +411,8 @@ void cases_check_company(const struct body_target *target)
 void cases_check_base(const struct body_target *target)
 {
     for (size_t i = 0; i < 2 * CASES; i++) {
+        if (left_out(i / 2))
+            continue;
         struct problem *p = make_case(i / 2, DTYPE_BF16);
         struct body *b = body_create(target, p);
         char *with = run(b, p, paths[i % 2], true), *without = run(b, p, paths[i % 2], false);
@@ -529,6 +549,8 @@ void cases_check_nan(const struct body_target *target)
     static const float bad[] = {NAN, INFINITY, -INFINITY, 3e38f};
     struct body_target ref = reference();
     for (size_t i = 0; i < 2 * CASES; i++) {
+        if (left_out(i / 2))
+            continue;
         struct problem *p = make_case(i / 2, DTYPE_BF16);
         enum kernel_path path = paths[i % 2];
         struct body *b = body_create(target, p), *r = body_create(&ref, p);
@@ -596,6 +618,8 @@ void cases_check_order(const struct body_target *target)
 void cases_check_same(const struct body_target *target, const struct body_target *other)
 {
     for (size_t i = 0; i < 4 * CASES; i++) {
+        if (left_out(i / 4))
+            continue;
         struct problem *p = make_case(i / 4, i / 2 % 2 ? DTYPE_FP16 : DTYPE_BF16);
         struct body *a = body_create(target, p), *b = body_create(other, p);
         char *one = run(a, p, paths[i % 2], true), *two = run(b, p, paths[i % 2], true);

@@ -27,7 +27,7 @@
 #define STAGES 4
 #define STAGE_BYTES (48 * 1024)
 #define LISTER 96 /* the first thread of the warp of producers that lists a tile's runs of adapters, while the others go on */
-#define LIST_AT STAGES /* the block at which it does: the others have then filled the last stage of the tile before */
+#define LIST_AT STAGES /* the block at which it does, at the latest: all of a ring is then under way */
 #define MOST_N 256
 #define WIDE_N 128 /* up to here tiles have 256 weight rows */
 #define TILES_AHEAD 8
@@ -36,8 +36,8 @@
 struct hopper_shared {
     uint64_t full[STAGES], empty[STAGES];
     struct lora_stage lora[STAGES]; /* what adapters' stages hold */
-    struct lora_run run[MOST_N]; /* of the tile that producers are at */
-    int runs[TILES_AHEAD], most; /* how many; their largest rank */
+    struct lora_run run[2][MOST_N]; /* of a tile; of those the producers are at, and the next */
+    int runs[TILES_AHEAD], most[2]; /* how many; their largest rank */
     int offset[KERNEL_MAX_EXPERTS + 1], first[KERNEL_MAX_EXPERTS + 1], segment[KERNEL_MAX_EXPERTS];
 };
 
@@ -105,30 +105,32 @@ __device__ __forceinline__ void hopper_copy_weights(uint32_t at, uint32_t full, 
         bulk_copy(at + i * CUDA_STRIP_BYTES, w + ((size_t)i * blocks + k) * CUDA_STRIP_BYTES, CUDA_STRIP_BYTES, full);
 }
 
+/* Blocks of the first tile whose weights are on their way before all else. Not a tile's last, with adapters: consumers who have met the
+ * arrival for it go on to the list, which is not there yet. */
+template <bool LORA> __device__ __forceinline__ int hopper_ahead(int blocks) { return min(STAGES, LORA ? blocks - 1 : blocks); }
+
 /* Weights depend on no launch before: those of the first stages are on their way while routing and x are still being written. */
+template <bool LORA>
 __device__ __forceinline__ void hopper_copy_ahead(const uint8_t *weights, const struct hopper_shared *s, const struct hopper_tile &t,
                                                   uint32_t ring, int groups, int blocks)
 {
-    for (int k = 0; k < min(STAGES, blocks); k++)
+    for (int k = 0; k < hopper_ahead<LORA>(blocks); k++)
         hopper_copy_weights(ring + k * STAGE_BYTES, smem_address(&s->full[k]), hopper_weights(weights, t, groups, blocks), t.groups, blocks,
                             k);
 }
 
-/* Lists the runs of adapters of a tile, by one warp of the producers, while the others go on. */
+/* Lists the runs of adapters of a tile, by one warp of the producers, while the others go on: the list of the tile before is another. The
+ * one before that, which this takes the place of, was last read ahead of the barrier behind which that tile's list was. */
 template <bool DOWN>
 __device__ __forceinline__ void hopper_list(const struct kernel_forward &f, struct hopper_shared *s, const struct hopper_tile &t,
-                                            int number, uint32_t turn, int blocks)
+                                            int number)
 {
-    /* Behind one of these nobody reads the list of the tile before. */
-    if (blocks <= LIST_AT)
-        bar_sync(1, PRODUCERS);
     if (threadIdx.x < LISTER)
         return;
-    barrier_wait(smem_address(&s->empty[turn % STAGES]), (turn / STAGES & 1) ^ 1);
-    int most, runs = lora_list<DOWN>(f, s->segment[t.expert], t.expert, t.begin, t.count, s->run, &most);
+    int most, runs = lora_list<DOWN>(f, s->segment[t.expert], t.expert, t.begin, t.count, s->run[number % 2], &most);
     if (threadIdx.x == LISTER) {
         s->runs[number % TILES_AHEAD] = runs;
-        s->most = most;
+        s->most[number % 2] = most;
     }
 }
 
@@ -166,7 +168,7 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
             for (; k < end; k++, turn++) {
                 const uint32_t stage = turn % STAGES, at = ring + stage * STAGE_BYTES, full = smem_address(&s->full[stage]);
                 barrier_wait(smem_address(&s->empty[stage]), (turn / STAGES & 1) ^ 1);
-                if (threadIdx.x == 0 && (k >= STAGES || number > 0)) /* or hopper_copy_ahead has */
+                if (threadIdx.x == 0 && (k >= hopper_ahead<LORA>(blocks) || number > 0)) /* or hopper_copy_ahead has */
                     hopper_copy_weights(at, full, w, t.groups, blocks, k);
 #pragma unroll
                 for (int i = 0; i < MOST_N / 16; i++)
@@ -176,18 +178,18 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                 barrier_arrive_copies(full);
             }
             if (LORA && part == 0)
-                hopper_list<DOWN>(f, s, t, number, turn, blocks);
+                hopper_list<DOWN>(f, s, t, number);
             else if (LORA && part == 1) /* What the first thread arrives for from here on, consumers see the list behind. */
                 bar_sync(1, PRODUCERS);
         }
         if (!LORA)
             continue;
-        struct lora_cursor c = {s->runs[number % TILES_AHEAD], s->most, 0, 0};
+        struct lora_cursor c = {s->runs[number % TILES_AHEAD], s->most[number % 2], 0, 0};
 #pragma unroll 1
         for (bool more = c.runs > 0; more; turn++) {
             const uint32_t stage = turn % STAGES, full = smem_address(&s->full[stage]);
             barrier_wait(smem_address(&s->empty[stage]), (turn / STAGES & 1) ^ 1);
-            more = lora_fill<DOWN, PRODUCERS>(f, s->run, &c, t.begin, t.group, t.groups, t.wide ? LORA_PIECES / 2 : LORA_PIECES,
+            more = lora_fill<DOWN, PRODUCERS>(f, s->run[number % 2], &c, t.begin, t.group, t.groups, t.wide ? LORA_PIECES / 2 : LORA_PIECES,
                                               ring + stage * STAGE_BYTES, full, &s->lora[stage]);
             barrier_arrive_copies(full);
         }
@@ -284,8 +286,10 @@ __device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, c
     if (lane == 0)
         barrier_arrive(smem_address(&s->empty[(*turn - 1) % STAGES]));
     if (LORA) {
+        bool more = s->runs[number % TILES_AHEAD] > 0;
+        __syncwarp(); /* all lanes have read it when the first arrives anywhere */
 #pragma unroll 1
-        for (bool more = s->runs[number % TILES_AHEAD] > 0; more; ++*turn) {
+        for (; more; ++*turn) {
             const uint32_t stage = *turn % STAGES;
             barrier_wait(smem_address(&s->full[stage]), *turn / STAGES & 1);
             more = !s->lora[stage].last;
@@ -320,8 +324,8 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
     offsets_fill(s->offset, f, DOWN || LORA);
     const int tiles = hopper_scan(s, f.dims.experts, groups);
     if (threadIdx.x == 0 && (int)blockIdx.x < tiles)
-        hopper_copy_ahead((const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up), s,
-                          hopper_tile_at(s, f.dims.experts, groups, blockIdx.x), smem_address(shared), groups, blocks);
+        hopper_copy_ahead<LORA>((const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up), s,
+                                hopper_tile_at(s, f.dims.experts, groups, blockIdx.x), smem_address(shared), groups, blocks);
     launch_begin();
     if (LORA) {
         segments_first(s->segment, f);

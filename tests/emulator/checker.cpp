@@ -33,12 +33,26 @@ bool checker_on = true;
 
 enum { ACCESS_WRITE = 1, ACCESS_ATOMIC = 2, ACCESS_LOOSE = 4, ACCESS_PROXY = 8 /* through the async proxy */ };
 
+/* In two words, for speed. who: launch (0: none, and none behind it), block, actor. what: the actor's time, flags, the place from the
+ * program's begin, and a bit for each byte. */
 struct access {
-    uint32_t launch; /* 0: none, and none behind it */
-    uint32_t block : 20, actor : 12;
-    uint32_t number : 28, flags : 4; /* the actor's time */
-    uint32_t pc : 24, bytes : 8; /* from the program's begin; a bit each */
+    uint64_t who, what;
 };
+static inline uint64_t who_word(uint32_t launch, uint32_t block, uint32_t actor)
+{
+    return launch | (uint64_t)(block & 0xfffff) << 32 | (uint64_t)actor << 52;
+}
+static inline uint64_t what_word(uint32_t number, uint32_t flags, uint32_t pc)
+{
+    return (number & 0xfffffff) | (uint64_t)flags << 28 | (uint64_t)(pc & 0xffffff) << 32;
+}
+static inline uint32_t launch_of(struct access a) { return (uint32_t)a.who; }
+static inline uint32_t block_of(struct access a) { return (uint32_t)(a.who >> 32) & 0xfffff; }
+static inline uint32_t actor_of(struct access a) { return (uint32_t)(a.who >> 52); }
+static inline uint32_t number_of(struct access a) { return (uint32_t)a.what & 0xfffffff; }
+static inline uint32_t flags_of(struct access a) { return (uint32_t)a.what >> 28; }
+static inline uint32_t pc_of(struct access a) { return (uint32_t)(a.what >> 32) & 0xffffff; }
+static inline uint32_t bytes_of(struct access a) { return (uint32_t)(a.what >> 56); }
 
 /* An allocation, or the thread-local memory that is a block's shared one. */
 struct region {
@@ -507,22 +521,22 @@ times_ref gathered(mbarrier &m)
 
 /* ---- accesses ----------------------------------------------------------------------------------------------- */
 
-static void report_race(struct block *b, const struct access &now, const struct access &before, uintptr_t p, bool in_shared, bool unfenced)
+static void report_race(struct block *b, struct access now, struct access before, uintptr_t p, bool in_shared, bool unfenced)
 {
     std::lock_guard<std::mutex> hold(error_lock);
     const char *const kind[] = {"read", "write", "atomic", "atomic", "loose read"};
     char text[512];
     snprintf(text, sizeof text, "%s: %s in %s memory %#zx", where_of(b->launch->call.kernel).c_str(),
              unfenced ? "no fence of proxies" : "race", in_shared ? "shared" : "device", (size_t)(in_shared ? p - dynamic_begin : p));
-    if (!error_count(text, now.pc, before.pc))
+    if (!error_count(text, pc_of(now), pc_of(before)))
         return;
     fprintf(stderr, "emulator: %s\n", text);
     auto line = [&](const struct access &a) {
-        const int actor = (int)a.actor;
+        const int actor = (int)actor_of(a);
         char who[64];
         if (actor < 1)
             snprintf(who, sizeof who, "a product");
-        else if (a.launch != b->launch->number) /* whose blocks may be of another size */
+        else if (launch_of(a) != b->launch->number) /* whose blocks may be of another size */
             snprintf(who, sizeof who, "actor %d", actor);
         else if (actor < b->actor_products)
             snprintf(who, sizeof who, "thread %d", actor - 1);
@@ -530,8 +544,8 @@ static void report_race(struct block *b, const struct access &now, const struct 
             snprintf(who, sizeof who, "a cp.async of thread %d", actor - b->actor_copies);
         else
             snprintf(who, sizeof who, "a bulk copy");
-        snprintf(text, sizeof text, "%s by %s of block %u of launch %u:", kind[a.flags & 7], who, (unsigned)a.block, (unsigned)a.launch);
-        print_place(text, a.pc);
+        snprintf(text, sizeof text, "%s by %s of block %u of launch %u:", kind[flags_of(a) & 7], who, block_of(a), launch_of(a));
+        print_place(text, pc_of(a));
     };
     line(now);
     line(before);
@@ -553,56 +567,48 @@ static bool fenced(const struct block *b, const moment &m, uint32_t actor, uint3
     return number <= m.base[(uint32_t)b->actor_copies_fenced + i] || (m.thread && i == m.thread - 1 && number <= m.fenced_copies);
 }
 
-static inline uint64_t who(const struct access &a)
-{
-    uint64_t v;
-    memcpy(&v, &a, sizeof v); /* launch, block, actor */
-    return v;
-}
-
 /* c: the cell's first accesses; more: those of shared memory past CELL_ACCESSES. */
 template <int N>
-static inline __attribute__((always_inline)) void touch(struct block *b, struct access *c, struct access *more, const struct access &now,
+static inline __attribute__((always_inline)) void touch(struct block *b, struct access *c, struct access *more, const struct access now,
                                                         const moment &m, uint32_t acquired, uintptr_t p)
 {
     const bool in_shared = N == SHARED_CELL_ACCESSES;
-    const uint64_t me = who(now);
+    const uint32_t flags = flags_of(now), bytes = bytes_of(now);
     auto at = [&](int i) -> struct access & { return N == CELL_ACCESSES || i < CELL_ACCESSES ? c[i] : more[i - CELL_ACCESSES]; };
     int kept = 0, i = 0;
-    for (; i < N && at(i).launch; i++) {
+    for (; i < N; i++) {
         const struct access a = at(i);
-        const bool same = who(a) == me;
+        if (!launch_of(a))
+            break;
+        const uint64_t other = a.who ^ now.who;
+        const uint32_t a_flags = flags_of(a), a_bytes = bytes_of(a);
         /* The same thread at the same time, and no less: all has been said. */
-        if (same && a.number == now.number && !(now.bytes & ~a.bytes) && (a.flags == now.flags || a.flags == ACCESS_WRITE) &&
-            !(now.flags & ~ACCESS_WRITE)) {
+        if (!other && number_of(a) == number_of(now) && !(bytes & ~a_bytes) && (a_flags == flags || a_flags == ACCESS_WRITE) &&
+            !(flags & ~ACCESS_WRITE)) {
             if (kept != i) { /* close the gap */
-                for (; i < N && at(i).launch; i++)
+                for (; i < N && launch_of(at(i)); i++)
                     at(kept++) = at(i);
-                at(kept).launch = 0;
+                at(kept).who = 0;
             }
             return;
         }
-        bool before = same;
-        if (!same) {
-            if (a.launch != now.launch) {
+        bool before = !other;
+        if (other) {
+            if (other << 12) { /* of another launch or block */
                 if (in_shared)
-                    continue; /* of a block that is gone */
-                before = a.launch <= acquired;
-            } else if (a.block != now.block) {
-                if (in_shared)
-                    continue;
+                    continue; /* which is gone */
+                before = (uint32_t)other && launch_of(a) <= acquired;
             } else {
-                before = happened(b, m, a.actor, a.number);
+                before = happened(b, m, actor_of(a), number_of(a));
             }
         }
         bool unfenced = false;
-        if ((now.flags & ACCESS_PROXY) && before && (a.flags & ACCESS_WRITE) && in_shared && actor_generic(b, (int)a.actor))
-            unfenced = !fenced(b, m, a.actor, a.number);
-        if ((a.bytes & now.bytes) && ((a.flags | now.flags) & ACCESS_WRITE) && (!before || unfenced) &&
-            !(a.flags & now.flags & ACCESS_ATOMIC))
+        if (in_shared && (flags & ACCESS_PROXY) && before && (a_flags & ACCESS_WRITE) && actor_generic(b, (int)actor_of(a)))
+            unfenced = !fenced(b, m, actor_of(a), number_of(a));
+        if ((!before || unfenced) && (a_bytes & bytes) && ((a_flags | flags) & ACCESS_WRITE) && !(a_flags & flags & ACCESS_ATOMIC))
             report_race(b, now, a, p, in_shared, unfenced);
         /* What it says is said by the new one as well. */
-        if (before && !(a.bytes & ~now.bytes) && ((now.flags & ACCESS_WRITE) || !(a.flags & ACCESS_WRITE)))
+        if (before && !(a_bytes & ~bytes) && ((flags & ACCESS_WRITE) || !(a_flags & ACCESS_WRITE)))
             continue;
         if (kept != i)
             at(kept) = a;
@@ -611,10 +617,8 @@ static inline __attribute__((always_inline)) void touch(struct block *b, struct 
     if (kept == N)
         kept = (int)(random_next() % N);
     else if (kept + 1 < N)
-        at(kept + 1).launch = 0;
-    struct access &to = at(kept);
-    to = now;
-    to.flags &= ~(uint32_t)ACCESS_PROXY;
+        at(kept + 1).who = 0;
+    at(kept) = {now.who, now.what & ~((uint64_t)ACCESS_PROXY << 28)};
 }
 
 /* NULL, and reported, unless all of it lies in one. */
@@ -641,26 +645,28 @@ static inline region *region_of(struct block *b, uintptr_t p, size_t bytes, cons
 }
 
 template <int N>
-static void touch_cells(struct block *b, region *r, struct access now, const moment &m, uintptr_t p, uintptr_t end, const void *pc)
+static inline __attribute__((always_inline)) void touch_cells(struct block *b, region *r, uint64_t who, uint64_t what, const moment &m,
+                                                              uintptr_t p, uintptr_t end, const void *pc)
 {
     const bool in_shared = N == SHARED_CELL_ACCESSES;
-    const size_t first = (p - r->begin) / CELL_BYTES;
-    __builtin_prefetch(r->cells + first * CELL_ACCESSES);
-    __builtin_prefetch(r->cells + (first + 1) * CELL_ACCESSES);
-    const uint32_t acquired = in_shared ? 0 : m.base[0] > m.acquired ? m.base[0] : m.acquired;
-    for (uintptr_t cell = r->begin + (p - r->begin) / CELL_BYTES * CELL_BYTES; cell < end; cell += CELL_BYTES) {
-        const size_t i = (cell - r->begin) / CELL_BYTES;
-        now.bytes = bytes_of_cell(cell, p, end);
-        if (!in_shared && r->written) {
-            const uint8_t unwritten = now.bytes & ~r->written[i];
+    size_t i = (p - r->begin) / CELL_BYTES;
+    struct access *const cells = r->cells;
+    uint8_t *const written = in_shared ? NULL : r->written;
+    __builtin_prefetch(cells + i * CELL_ACCESSES);
+    __builtin_prefetch(cells + (i + 1) * CELL_ACCESSES);
+    const uint32_t told = in_shared ? 0 : m.base[0], acquired = told > m.acquired ? told : m.acquired;
+    for (uintptr_t cell = r->begin + i * CELL_BYTES; cell < end; cell += CELL_BYTES, i++) {
+        const uint8_t bytes = bytes_of_cell(cell, p, end);
+        if (written) {
+            const uint8_t unwritten = bytes & ~written[i];
             if (__builtin_expect(unwritten != 0, 0)) {
-                if (now.flags != ACCESS_WRITE)
+                if ((what >> 28 & 15) != ACCESS_WRITE)
                     emulator_error(pc, "%s: reads device memory %#zx, which was never written", where_of(b->launch->call.kernel).c_str(),
                                    cell);
-                r->written[i] |= unwritten; /* once */
+                written[i] |= unwritten; /* once */
             }
         }
-        touch<N>(b, r->cells + i * CELL_ACCESSES, shared_more + i * CELL_ACCESSES, now, m, acquired, cell);
+        touch<N>(b, cells + i * CELL_ACCESSES, shared_more + i * CELL_ACCESSES, {who, what | (uint64_t)bytes << 56}, m, acquired, cell);
     }
 }
 
@@ -671,18 +677,11 @@ static void touch_range(struct block *b, uint32_t actor, uint32_t number, const 
     region *r = region_of(b, p, bytes, pc);
     if (!r)
         return;
-    struct access now;
-    now.launch = b->launch->number;
-    now.block = b->index;
-    now.actor = actor;
-    now.number = number;
-    now.flags = flags;
-    now.pc = (uint32_t)((uintptr_t)pc - program);
-    now.bytes = 0;
+    const uint64_t who = who_word(b->launch->number, b->index, actor), what = what_word(number, flags, (uint32_t)((uintptr_t)pc - program));
     if (r == &shared_region)
-        touch_cells<SHARED_CELL_ACCESSES>(b, r, now, m, p, p + bytes, pc);
+        touch_cells<SHARED_CELL_ACCESSES>(b, r, who, what, m, p, p + bytes, pc);
     else
-        touch_cells<CELL_ACCESSES>(b, r, now, m, p, p + bytes, pc);
+        touch_cells<CELL_ACCESSES>(b, r, who, what, m, p, p + bytes, pc);
 }
 
 void checker_async(struct block *b, int actor, uint32_t number, const moment &begun, const void *p, size_t bytes, bool write, bool proxy,
@@ -715,21 +714,17 @@ bool checker_loose_read(struct block *b, const moment &m, const void *ptr, size_
         for (int i = 0; i < SHARED_CELL_ACCESSES; i++) {
             if (i == CELL_ACCESSES)
                 c = shared_more + first - CELL_ACCESSES;
-            if (!c[i].launch)
+            const struct access a = c[i];
+            if (!launch_of(a))
                 break;
-            if (!(c[i].flags & ACCESS_WRITE) || c[i].launch != l->number || c[i].block != b->index)
+            if (!(flags_of(a) & ACCESS_WRITE) || launch_of(a) != l->number || block_of(a) != (b->index & 0xfffff))
                 continue;
-            const bool generic = actor_generic(b, (int)c[i].actor);
-            if (generic ? fenced(b, m, c[i].actor, c[i].number) : happened(b, m, c[i].actor, c[i].number))
+            const uint32_t actor = actor_of(a), number = number_of(a);
+            if (actor_generic(b, (int)actor) ? fenced(b, m, actor, number) : happened(b, m, actor, number))
                 continue;
-            if (show_loose) {
-                struct access now = {};
-                now.launch = l->number;
-                now.block = b->index;
-                now.flags = ACCESS_LOOSE;
-                now.pc = (uint32_t)((uintptr_t)pc - program);
-                report_race(b, now, c[i], cell, true, happened(b, m, c[i].actor, c[i].number));
-            }
+            if (show_loose)
+                report_race(b, {who_word(l->number, b->index, 0), what_word(0, ACCESS_LOOSE, (uint32_t)((uintptr_t)pc - program))}, a, cell,
+                            true, happened(b, m, actor, number));
             return false;
         }
     }
@@ -760,8 +755,10 @@ static inline void hook(const void *p, size_t bytes, uint32_t flags, const void 
     if (!current_block || !checker_on || !on_device())
         return;
     const uintptr_t at = (uintptr_t)p;
+    if (at - (uintptr_t)current_fiber->stack < STACK_BYTES)
+        return;
     if (!is_shared(at)) {
-        if (at - (uintptr_t)current_fiber->stack < STACK_BYTES || of_program(p))
+        if (of_program(p))
             return;
         const struct launch *l = current_block->launch;
         if (at - (uintptr_t)l->call.arguments < l->call.bytes)

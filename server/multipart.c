@@ -19,6 +19,9 @@ enum multipart_state {
     MULTIPART_BROKEN,
 };
 
+#define MULTIPART_TEXT(n) MULTIPART_TEXT_OF(n)
+#define MULTIPART_TEXT_OF(n) #n
+
 struct multipart {
     struct multipart_sink sink;
     enum multipart_state state;
@@ -127,7 +130,8 @@ static bool multipart_begin_part(struct multipart *m)
             const char *value = line + sizeof disposition - 1;
             value += strspn(value, " \t");
             if (strncasecmp(value, "form-data", 9) != 0 || !multipart_parameter(value, "name", name, sizeof name))
-                return multipart_fail(m, "a part's Content-Disposition is not form-data with a short name");
+                return multipart_fail(
+                    m, "a part's Content-Disposition is not form-data with a name of 1 to " MULTIPART_TEXT(MULTIPART_NAME_MAX) " bytes");
             dispositions++;
         } else if (strncasecmp(line, encoding, sizeof encoding - 1) == 0) {
             const char *value = line + sizeof encoding - 1;
@@ -224,7 +228,7 @@ bool multipart_feed(struct multipart *m, const char *data, size_t size)
             break;
         case MULTIPART_HEAD:
             if (m->head_length == MULTIPART_HEAD_MAX) {
-                good = multipart_fail(m, "a part's headers are too long");
+                good = multipart_fail(m, "a part has more than " MULTIPART_TEXT(MULTIPART_HEAD_MAX) " bytes of headers");
                 break;
             }
             m->head[m->head_length++] = *data;

@@ -98,15 +98,18 @@ static void test_stops_when_told(void **state)
     }
 }
 
-static void check_broken(const char *text)
+static void check_broken_as(const char *text, const char *why)
 {
     struct got g = {0};
     struct multipart *m = make(TYPE, &g);
     assert_false(multipart_feed(m, text, strlen(text)));
     assert_non_null(multipart_error(m));
+    assert_non_null(strstr(multipart_error(m), why));
     assert_false(multipart_complete(m));
     multipart_destroy(m);
 }
+
+static void check_broken(const char *text) { check_broken_as(text, ""); }
 
 static void test_malformed(void **state)
 {
@@ -117,7 +120,7 @@ static void test_malformed(void **state)
     check_broken("--bnd\r\nX: y\r\n\r\n");
     check_broken("--bnd\r\nContent-Disposition: attachment; name=\"a\"\r\n\r\n");
     check_broken("--bnd\r\nContent-Disposition: form-data\r\n\r\n");
-    check_broken("--bnd\r\nContent-Disposition: form-data; name=\"\"\r\n\r\n");
+    check_broken_as("--bnd\r\nContent-Disposition: form-data; name=\"\"\r\n\r\n", "a name of 1 to 64 bytes");
     check_broken("--bnd\r\nContent-Disposition: form-data; name=\"a\r\n\r\n");
     check_broken("--bnd\r\nContent-Disposition: form-data; name=a; name=b\r\n\r\n");
     check_broken("--bnd\r\nContent-Disposition: form-data; name=a\r\nContent-Disposition: form-data; name=b\r\n\r\n");
@@ -127,7 +130,7 @@ static void test_malformed(void **state)
     strcpy(longer, "--bnd\r\nX: ");
     memset(longer + 10, 'y', 19000);
     longer[19010] = '\0';
-    check_broken(longer);
+    check_broken_as(longer, "more than 4096 bytes of headers");
     free(longer);
 }
 

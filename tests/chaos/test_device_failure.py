@@ -14,11 +14,12 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import harness  # noqa: E402
 from harness import Server, check_error, forward, run, tokens  # noqa: E402
 
-OPTIONS = ("--device", "cuda", "--synthetic", "E=16,K=4,H=1024,I=512,L=1")
+SIZE = int(os.environ.get("EXPERTD_TEST_SIZE", "1024"))  # less on devices that compute slowly
+OPTIONS = ("--device", "cuda", "--synthetic", f"E=16,K=4,H={SIZE},I={SIZE // 2},L=1")
 
 
 def request(rows=32):
-    return tokens(rows=rows, hidden=1024, k=4, experts=16)
+    return tokens(rows=rows, hidden=SIZE, k=4, experts=16)
 
 
 def await_failure(server, within=10):

@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GPU whose memory is full: installs get 507 and change nothing, everything else serves on; what is removed makes room.
 
-Another process (this one) takes the device's memory, all but a little, by the driver's own calls."""
+Another process (this one) takes the device's memory, all but a little, by the driver's own calls. The emulated device (tests/emulator; with the
+argument --emulated) has as little as that from the start, and then a model may not fit, too."""
 import ctypes
 import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "http"))
 import harness  # noqa: E402
-from harness import Server, check_error, forward, run, tokens  # noqa: E402
+from harness import Server, check_error, forward, gauge, run, tokens  # noqa: E402
 
 FIXTURE, MIB = "qwen3_moe", 1 << 20
+OPTIONS = ("--device", "cuda", "--max-adapters", "2000")
+LEAVE, TOTAL = 8 * MIB, 1 << 32
 
 
 class Driver:
@@ -55,6 +58,27 @@ class Driver:
     def give_back(self):
         while self.taken:
             self.call("cuMemFree_v2", self.taken.pop())
+        return True
+
+    def serve(self, leave):
+        return Server(*OPTIONS, fixture_name=FIXTURE)
+
+
+class Emulated:
+    missing = None
+
+    def used(self):
+        with Server(*OPTIONS, fixture_name=FIXTURE, env={"EMULATOR_MEMORY": str(TOTAL)}) as server:
+            return TOTAL - int(gauge(server, "expertd_device_memory_free_bytes"))
+
+    def serve(self, leave):
+        return Server(*OPTIONS, fixture_name=FIXTURE, env={"EMULATOR_MEMORY": str(self.used() + leave)})
+
+    def take(self, leave):
+        pass
+
+    def give_back(self):
+        return False
 
 
 def answer(server, adapter=None, rows=5, k=4):
@@ -76,9 +100,9 @@ def names(server):
 
 def test_full():
     sources = sorted(d for d in os.listdir(harness.fixture(FIXTURE)) if d.startswith("adapter_"))
-    with Server("--device", "cuda", "--max-adapters", "2000", fixture_name=FIXTURE) as server:
+    with driver.serve(LEAVE) as server:
         base = answer(server)
-        driver.take(8 * MIB)
+        driver.take(LEAVE)
         try:
             assert install(server, "kept", sources[0]).status == 201
             adapted = answer(server, "kept")
@@ -112,13 +136,47 @@ def test_full():
             assert answer(server) == base and answer(server, "kept") == adapted and answer(server, installed[0]) == adapted
             assert names(server) == sorted(["kept", *installed])
         finally:
-            driver.give_back()
-        assert install(server, "late", sources[0]).status == 201
-        assert answer(server, "late") == adapted
+            room = driver.give_back()
+        if room:
+            assert install(server, "late", sources[0]).status == 201
+            assert answer(server, "late") == adapted
+
+
+def start(memory):
+    """The answer of a daemon on a device of so many bytes; or what it said was too large, when it ended with status 1."""
+    server = Server(*OPTIONS, fixture_name=FIXTURE, ready=False, env={"EMULATOR_MEMORY": str(memory)})
+    try:
+        line = server.wait_log(r" error | info ready")
+        if " error " in line:
+            assert "device memory" in line and server.wait() == 1, server.log
+            return None, line
+        reply = answer(server)
+        server.signal()
+        assert server.wait() == 0, server.log
+        return reply, None
+    finally:
+        server.stop()
+
+
+def test_whatever_there_is():
+    """From none to enough: the daemon serves the same bits, or ends and says what it lacks. With no room for captured forwards it does without."""
+    if not isinstance(driver, Emulated):
+        return  # it would take a GPU that nobody else uses
+    used = driver.used()
+    whole, _ = start(2 * used)
+    seen = {}
+    for memory in (MIB, used // 10, used // 2, *(used * part // 100 for part in range(90, 100)), *(used - (MIB >> i) for i in range(0, 12, 2))):
+        reply, line = start(memory)
+        assert reply in (None, whole), memory
+        seen.setdefault(line and line.split(" error ")[1][:40], []).append(memory)
+    print(f"{used} bytes are used of much;", seen)
+    assert None in seen and len(seen) > 1, seen
 
 
 if __name__ == "__main__":
-    driver = Driver()
+    driver = Emulated() if "--emulated" in sys.argv else Driver()
+    if "--emulated" in sys.argv:
+        sys.argv.remove("--emulated")
     if driver.missing:
         print("SKIP:", driver.missing)
         sys.exit(harness.SKIP)

@@ -221,7 +221,7 @@ static cudaError_t allocate(void **p, size_t bytes, bool device, bool in_order =
     if (!*p)
         return result(cudaErrorMemoryAllocation);
     memset(*p, 0xd7, bytes);
-    memory_add(*p, bytes, !device); /* the host writes its own memory unseen */
+    memory_add(*p, bytes, !device || getenv("EMULATOR_FILLED")); /* the host writes its own memory unseen */
     allocations[(uintptr_t)*p] = {bytes, device};
     if (device)
         memory_used += bytes;

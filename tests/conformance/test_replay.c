@@ -13,6 +13,7 @@
 #include "subject.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -92,21 +93,22 @@ static void usual_shapes_are_captured_at_the_start(void **state)
     subject_close(&s);
 }
 
-static void install_and_remove(struct subject *s, int which)
+static enum engine_code install_and_remove(struct subject *s, int which, struct engine_error *error)
 {
     struct engine_adapter_info info;
-    struct engine_error error = {0};
     bool replaced;
     char path[640];
     snprintf(path, sizeof path, "%s/%s", s->folder, s->adapter_name[which]);
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (engine_adapter_install_fd(s->engine, "passing", fd, false, &info, &replaced, &error) != ENGINE_OK)
-        fail_msg("%s", error.message);
+    enum engine_code code = engine_adapter_install_fd(s->engine, "passing", fd, false, &info, &replaced, error);
     close(fd);
+    if (code != ENGINE_OK)
+        return code;
     engine_adapter_info_finish(&info);
-    if (engine_adapter_remove(s->engine, "passing", 5000, &info, &error) != ENGINE_OK)
-        fail_msg("%s", error.message);
-    engine_adapter_info_finish(&info);
+    code = engine_adapter_remove(s->engine, "passing", 5000, &info, error);
+    if (code == ENGINE_OK)
+        engine_adapter_info_finish(&info);
+    return code;
 }
 
 static void adapters_that_left_leave_nothing(void **state)
@@ -115,13 +117,66 @@ static void adapters_that_left_leave_nothing(void **state)
     struct subject s;
     struct engine_stats before, after;
     subject_open(&s, &(struct subject_options){.fixture = "olmoe"});
-    install_and_remove(&s, 0); /* takes the first arena */
+    struct engine_error error = {0};
+    assert_int_equal(install_and_remove(&s, 0, &error), ENGINE_OK); /* takes the first arena */
     engine_stats_get(s.engine, &before);
-    for (int i = 0; i < 1000; i++)
-        install_and_remove(&s, i % s.adapters);
+    for (int i = 0; i < 1000; i++) {
+        if (install_and_remove(&s, i % s.adapters, &error) != ENGINE_OK)
+            fail_msg("%s", error.message);
+    }
     engine_stats_get(s.engine, &after);
     assert_int_equal(after.adapter_bytes, before.adapter_bytes);
     assert_int_equal(after.adapter_arena_bytes + after.device_memory_free, before.adapter_arena_bytes + before.device_memory_free);
+    subject_close(&s);
+}
+
+struct changes {
+    struct subject *subject;
+    atomic_bool stop;
+    atomic_int rounds;
+    enum engine_code code;
+    struct engine_error error;
+};
+
+static void *change_adapters(void *arg)
+{
+    struct changes *c = arg;
+    while (c->code == ENGINE_OK && !atomic_load(&c->stop)) {
+        c->code = install_and_remove(c->subject, 0, &c->error);
+        atomic_fetch_add(&c->rounds, 1);
+    }
+    return NULL;
+}
+
+/* Captures are the engine thread's own: threads that upload meanwhile neither fail nor spoil them. */
+static void shapes_are_captured_while_adapters_change(void **state)
+{
+    (void)state;
+    struct subject s;
+    struct engine_stats stats;
+    pthread_t thread;
+    subject_open(&s, &(struct subject_options){.fixture = "olmoe", .adapters = true, .spare_adapters = 1});
+    struct changes changes = {.subject = &s};
+    assert_int_equal(pthread_create(&thread, NULL, change_adapters, &changes), 0);
+    engine_stats_get(s.engine, &stats);
+    uint64_t warmed = stats.device.graph_captures;
+    while (atomic_load(&changes.rounds) == 0)
+        usleep(100);
+    for (int32_t i = 0; i < 80; i++) {
+        struct call c;
+        call_init(&c, &s, s.info->held_layers[i % s.info->layers_held], modes[i / 2 % 2], DTYPE_BF16, 1 + i / 4 % 4,
+                  1 + i / 16 % s.info->experts, 5);
+        call_run(&s, &c);
+        call_finish(&c);
+    }
+    atomic_store(&changes.stop, true);
+    pthread_join(thread, NULL);
+    if (changes.code != ENGINE_OK)
+        fail_msg("%s", changes.error.message);
+    engine_stats_get(s.engine, &stats);
+    print_message("%d adapters came and went beside %d captures\n", atomic_load(&changes.rounds),
+                  (int)(stats.device.graph_captures - warmed));
+    assert_true(stats.device.graph_captures > warmed + 20);
     subject_close(&s);
 }
 
@@ -131,6 +186,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(replayed_and_launched_forwards_have_the_same_bits),
         cmocka_unit_test(usual_shapes_are_captured_at_the_start),
         cmocka_unit_test(adapters_that_left_leave_nothing),
+        cmocka_unit_test(shapes_are_captured_while_adapters_change),
     };
     if (!subject_choose_backend(argc, argv)) {
         print_message("SKIP: this machine or build has no %s\n", subject_backend);

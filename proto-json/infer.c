@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 struct parse {
     struct proto_infer *out;
@@ -62,14 +63,38 @@ static enum proto_code parse_string(struct parse *p, const char *what, const jso
     return *out ? PROTO_OK : proto_fail_memory(p->error);
 }
 
-static enum proto_code parse_parameters(struct parse *p, const json_t *root)
+/* Keys that nobody knows are ignored, but one that means an adapter would get the base's numbers for an answer. */
+static enum proto_code parse_strays(struct parse *p, json_t *object, const char *where, const char *known)
+{
+    static const char *const beginning[] = {"adapter", "adaptor", "lora"};
+    struct proto_excerpt excerpt;
+    const char *key;
+    json_t *value;
+    json_object_foreach(object, key, value)
+    {
+        if (known && !strcmp(key, known))
+            continue;
+        for (size_t i = 0; i < sizeof beginning / sizeof beginning[0]; i++)
+            if (!strncasecmp(key, beginning[i], strlen(beginning[i])))
+                return proto_fail(p->error, PROTO_BAD_REQUEST,
+                                  "%s%s is not known; adapters are named by parameters.adapter, one name for all rows, or by the input "
+                                  "'adapter' (names) or 'adapter_id' (ids), a tensor of shape [T]",
+                                  where, proto_excerpt(&excerpt, key, strlen(key)));
+    }
+    return PROTO_OK;
+}
+
+static enum proto_code parse_parameters(struct parse *p, json_t *root)
 {
     struct proto_infer *out = p->out;
-    const json_t *parameters = json_object_get(root, "parameters"), *value;
+    json_t *parameters = json_object_get(root, "parameters"), *value;
     if (!parameters)
         return PROTO_OK;
     if (!json_is_object(parameters))
         return parse_fail_kind(p, "parameters", "an object", parameters);
+    enum proto_code code = parse_strays(p, parameters, "parameters.", "adapter");
+    if (code)
+        return code;
     if ((value = json_object_get(parameters, "layer"))) {
         if (!json_is_integer(value))
             return parse_fail_kind(p, "parameters.layer", "an integer", value);
@@ -301,13 +326,14 @@ static enum proto_code parse_inputs(struct parse *p, const json_t *root)
     return PROTO_OK;
 }
 
-static enum proto_code parse_root(struct parse *p, const json_t *root)
+static enum proto_code parse_root(struct parse *p, json_t *root)
 {
     if (!json_is_object(root))
         return parse_fail_kind(p, "the request", "an object", root);
     const json_t *id = json_object_get(root, "id");
     enum proto_code code = id ? parse_string(p, "id", id, &p->out->id) : PROTO_OK;
-    if (code || (code = parse_parameters(p, root)) || (code = parse_outputs(p, root)))
+    if (code || (code = parse_strays(p, root, "the request's member ", NULL)) || (code = parse_parameters(p, root)) ||
+        (code = parse_outputs(p, root)))
         return code;
     return parse_inputs(p, root);
 }

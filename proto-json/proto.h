@@ -68,7 +68,7 @@ struct proto_memory {
 struct proto_infer {
     struct proto_memory memory;
     char *id; /* NULL: none */
-    /* Known request parameters; the others are ignored. */
+    /* Known request parameters. Others are ignored, but not those whose names begin as if they named an adapter. */
     bool has_layer;
     int64_t layer;
     enum proto_mode mode;
@@ -80,7 +80,9 @@ struct proto_infer {
 
 /* `json_length` is Inference-Header-Content-Length, or -1 when the header was absent (all of the body is JSON).
  * Refused here: repeated inputs, more than PROTO_MAX_INPUTS, requested outputs other than "hidden", names over the limit, data
- * both in JSON and binary or neither, sizes that don't add up to the body, numbers out of the datatype's range.
+ * both in JSON and binary or neither, sizes that don't add up to the body, numbers out of the datatype's range; and
+ * parameters and members of the request that are unknown and begin with adapter, adaptor or lora, in any case: ignored, they would get
+ * the base's numbers.
  * Numeric `data` (flat or nested as the shape says) is scanned straight into the tensor, without a tree; the tensor lies in `memory`
  * (NULL: malloc's), of which a body can make us take at most four times its length. */
 enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_length, const struct proto_memory *memory,

@@ -326,6 +326,32 @@ static void parameters(void **state)
     }
 }
 
+/* Ignored, they would get the base's numbers for an answer. */
+static void misnamed_adapters(void **state)
+{
+    static const char *const key[] = {"adapter_id", "adaptor",   "adapters", "Adapter",      "ADAPTER_NAME",
+                                      "lora",       "lora_name", "LoRA",     "lora_request", "adapt\\u0065r_ids"};
+    char text[512], sentence[128];
+    for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
+        const char *shown = strchr(key[i], '\\') ? "adapter_ids" : key[i];
+        snprintf(text, sizeof text, WITH("{\"layer\":0,\"adapter\":\"a\",\"%s\":7}"), key[i]);
+        snprintf(sentence, sizeof sentence, "parameters.%s is not known; adapters are named by parameters.adapter", shown);
+        refuse(text, PROTO_BAD_REQUEST, sentence);
+        snprintf(text, sizeof text, "{\"%s\":null" ONE, key[i]);
+        snprintf(sentence, sizeof sentence, "the request's member %s is not known; adapters are named by", shown);
+        refuse(text, PROTO_BAD_REQUEST, sentence);
+        /* Whichever reader sees it first. */
+        snprintf(text, sizeof text,
+                 "{\"parameters\":{\"%s\":7},\"inputs\":[{\"name\":\"x\",\"datatype\":\"BYTES\",\"shape\":[0],\"parameters\":{"
+                 "\"binary_data_size\":0}}]}",
+                 key[i]);
+        refuse_bytes(text, strlen(text), (int64_t)strlen(text), PROTO_BAD_REQUEST, "is not known; adapters are named by");
+    }
+    refuse("{\"adapter\":\"a\"" ONE, PROTO_BAD_REQUEST, "the request's member adapter is not known");
+    take(WITH("{\"adapter\":\"a\",\"adapt\":1,\"my_lora\":1,\"lor\":{\"adapters\":1}}"), (float[]){1}, 4);
+    take("{\"model_name\":\"m\",\"my_adapter\":1" ONE, (float[]){1}, 4);
+}
+
 static void outputs(void **state)
 {
 #define OUTPUTS(outputs) "{\"outputs\":" outputs ONE
@@ -599,14 +625,23 @@ static void bulk_outside_data(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_request), cmocka_unit_test(not_json),
-        cmocka_unit_test(depth),         cmocka_unit_test(duplicates),
-        cmocka_unit_test(escaped_names), cmocka_unit_test(members),
-        cmocka_unit_test(many_inputs),   cmocka_unit_test(parameters),
-        cmocka_unit_test(outputs),       cmocka_unit_test(nesting),
-        cmocka_unit_test(elements),      cmocka_unit_test(strings),
-        cmocka_unit_test(binary),        cmocka_unit_test(binary_strings),
-        cmocka_unit_test(sentences),     cmocka_unit_test(bulk_outside_data),
+        cmocka_unit_test(whole_request),
+        cmocka_unit_test(not_json),
+        cmocka_unit_test(depth),
+        cmocka_unit_test(duplicates),
+        cmocka_unit_test(escaped_names),
+        cmocka_unit_test(members),
+        cmocka_unit_test(many_inputs),
+        cmocka_unit_test(parameters),
+        cmocka_unit_test(outputs),
+        cmocka_unit_test(nesting),
+        cmocka_unit_test(elements),
+        cmocka_unit_test(strings),
+        cmocka_unit_test(binary),
+        cmocka_unit_test(binary_strings),
+        cmocka_unit_test(sentences),
+        cmocka_unit_test(bulk_outside_data),
+        cmocka_unit_test(misnamed_adapters),
     };
     return cmocka_run_group_tests_name("proto_infer", tests, NULL, NULL);
 }

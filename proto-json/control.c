@@ -43,12 +43,27 @@ static enum proto_code member_boolean(const json_t *object, const char *name, bo
     return PROTO_OK;
 }
 
+static enum proto_code install_known(json_t *object, struct proto_error *error)
+{
+    struct proto_excerpt excerpt;
+    const char *key;
+    json_t *value;
+    json_object_foreach(object, key, value)
+    {
+        if (strcmp(key, "name") != 0 && strcmp(key, "path") != 0 && strcmp(key, "replace") != 0)
+            return proto_fail(error, PROTO_BAD_REQUEST, "unknown field '%s'; name, path and replace are taken",
+                              proto_excerpt(&excerpt, key, strlen(key)));
+    }
+    return PROTO_OK;
+}
+
 enum proto_code proto_install_parse(const void *body, size_t length, struct proto_install *out, struct proto_error *error)
 {
     json_t *object;
     memset(out, 0, sizeof *out);
     enum proto_code code = proto_object_parse(body, length, false, &object, error);
-    if (!code && !(code = member_string(object, "name", &out->name, error)) && !(code = member_string(object, "path", &out->path, error)))
+    if (!code && !(code = install_known(object, error)) && !(code = member_string(object, "name", &out->name, error)) &&
+        !(code = member_string(object, "path", &out->path, error)))
         code = member_boolean(object, "replace", &out->replace, error);
     json_decref(object);
     if (code)

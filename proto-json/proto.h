@@ -116,14 +116,14 @@ size_t proto_scan_float(const char *text, size_t length, float *out);
 
 /* ---- adapters and the rest ------------------------------------------------------------------------------------ */
 
-struct proto_install { /* POST /adapters */
+struct proto_install { /* POST /adapters; members other than these are refused */
     char *name, *path;
     bool replace;
 };
 enum proto_code proto_install_parse(const void *body, size_t length, struct proto_install *out, struct proto_error *error);
 void proto_install_finish(struct proto_install *install);
 
-struct proto_vllm_lora { /* POST /v1/load_lora_adapter, /v1/unload_lora_adapter */
+struct proto_vllm_lora { /* POST /v1/load_lora_adapter, /v1/unload_lora_adapter; other members are ignored, as vLLM does */
     char *lora_name, *lora_path; /* lora_path NULL in unload */
     bool load_inplace;
 };

@@ -87,8 +87,31 @@ def test_life_of_an_adapter():
         assert output(infer(s)) == base
 
 
+def test_misnamed_adapters():
+    """What looks like an adapter's name but is none is refused: ignored, it would get the base's numbers."""
+    with serve() as s:
+        one = install(s, "one", A).json()
+        layer, hidden, experts = model(s)
+        name = s.call("GET", "/moe/model").json()["name"]
+        keys = {"adapter_id": one["id"], "adaptor": "one", "adapters": ["one"] * 4, "lora": "one", "lora_name": "one", "LoRA_Request": {"lora_name": "one"}}
+        for path in ("/moe/forward", f"/v2/models/{name}/infer", f"/v2/models/{name}/versions/1/infer"):
+            for binary in (False, True):
+                for key, value in keys.items():
+                    r = forward(s, tokens(4, hidden, 2, experts), binary, {"layer": layer, key: value}, path)
+                    check_error(r, 400, "bad_request", "parameters." + key, "parameters.adapter", "[T]")
+                    r = forward(s, tokens(4, hidden, 2, experts), binary, {"layer": layer}, path, **{key: value})
+                    check_error(r, 400, "bad_request", key, "parameters.adapter", "[T]")
+                r = forward(s, tokens(4, hidden, 2, experts), binary, {"layer": layer}, path, adapter="one")
+                check_error(r, 400, "bad_request", "member adapter ", "parameters.adapter")
+                assert forward(s, tokens(4, hidden, 2, experts), binary, {"layer": layer, "adapter": "one", "priority": 1}, path, other=1).status == 200
+        assert s.call("GET", "/adapters/one").json()["rows_served"] == 4 * 6
+
+
 def test_bad_installs():
     with serve("--max-adapters", "2") as s:
+        for field in ("foo", "Name", "lora_path"):
+            check_error(install(s, "a", A, **{field: 1}), 400, "bad_request", field, "name, path and replace")
+        assert s.call("GET", "/adapters").json() == {"adapters": []}
         for body in ({}, {"name": "a"}, {"path": A}, {"name": 1, "path": A}, {"name": "a", "path": A, "replace": 1}, [], {"name": "a", "path": ""}):
             r = s.call("POST", "/adapters", json_bytes(body))
             assert r.status == 400 and r.json()["code"] in ("bad_request", "bad_json"), (body, r)

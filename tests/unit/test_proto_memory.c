@@ -94,7 +94,8 @@ static enum proto_code run_answer(void)
 
 static enum proto_code run_bodies(void)
 {
-    static const char body[] = "{\"name\":\"a\",\"path\":\"b\",\"lora_name\":\"c\",\"lora_path\":\"d\"}";
+    static const char body[] = "{\"name\":\"a\",\"path\":\"b\"}";
+    static const char vllm[] = "{\"lora_name\":\"c\",\"lora_path\":\"d\",\"other\":\"e\"}";
     struct proto_install install;
     struct proto_vllm_lora lora;
     struct proto_error error;
@@ -102,7 +103,7 @@ static enum proto_code run_bodies(void)
     proto_install_finish(&install);
     if (code)
         return code;
-    code = proto_vllm_lora_parse(body, sizeof body - 1, true, &lora, &error);
+    code = proto_vllm_lora_parse(vllm, sizeof vllm - 1, true, &lora, &error);
     proto_vllm_lora_finish(&lora);
     if (code)
         return code;

@@ -232,7 +232,7 @@ static void install(void **state)
 {
     struct proto_install got;
     struct proto_error error;
-    const char *body = "{\"name\":\"a\",\"path\":\"x/y\",\"replace\":true,\"other\":1}";
+    const char *body = "{\"name\":\"a\",\"path\":\"x/y\",\"replace\":true}";
     assert_int_equal(proto_install_parse(body, strlen(body), &got, &error), PROTO_OK);
     assert_string_equal(got.name, "a");
     assert_string_equal(got.path, "x/y");
@@ -246,6 +246,8 @@ static void install(void **state)
     refuse_install("[]", PROTO_BAD_REQUEST, "must be a JSON object");
     refuse_install("{\"name\":\"a\"", PROTO_BAD_JSON, "byte 11");
     refuse_install("{\"path\":\"x\"}", PROTO_BAD_REQUEST, "'name' is missing");
+    refuse_install("{\"name\":\"a\",\"path\":\"x\",\"foo\":1}", PROTO_BAD_REQUEST, "unknown field 'foo'; name, path and replace are taken");
+    refuse_install("{\"Replace\":true,\"name\":\"a\",\"path\":\"x\"}", PROTO_BAD_REQUEST, "unknown field 'Replace'");
     refuse_install("{\"name\":\"a\"}", PROTO_BAD_REQUEST, "'path' is missing");
     refuse_install("{\"name\":\"\",\"path\":\"x\"}", PROTO_BAD_REQUEST, "'name' must be a string that is not empty");
     refuse_install("{\"name\":\"a\",\"path\":7}", PROTO_BAD_REQUEST, "'path' must be a string");

@@ -64,7 +64,7 @@ static enum engine_code check_options(const struct engine_options *o, struct eng
         {"threads", o->threads, 0, 4096},
         {"max-batch-rows", o->max_batch_rows, 0, MAX_BATCH_ROWS},
         {"queue-rows", o->queue_rows, 1, INT32_MAX},
-        {"batch-wait-us", o->batch_wait_us, 0, 10000000},
+        {"batch-wait-us", o->batch_wait_us, ENGINE_BATCH_WAIT_AUTO, 10000000},
         {"max-adapters", o->max_adapters, 0, 65536},
         {"max-adapter-bytes", o->max_adapter_bytes, 1, INT64_MAX},
         {"max-inflight-bytes", o->max_inflight_bytes, 1, INT64_MAX},

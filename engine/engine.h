@@ -22,6 +22,8 @@ struct engine;
 
 /* ---- start and stop ------------------------------------------------------------------------------------ */
 
+enum { ENGINE_BATCH_WAIT_AUTO = -1 }; /* a batch waits when what was seen before says that it pays: engine/company.h */
+
 struct engine_options {
     const char *model; /* folder of a checkpoint; NULL with synthetic */
     const char *synthetic; /* "E=64,K=8,H=2048,I=1024,L=1": random weights of that shape (also ACT=, SEED=) */
@@ -33,7 +35,7 @@ struct engine_options {
     int threads; /* 0: all cores */
     int64_t max_batch_rows; /* rows computed at once; larger batches run in windows. 0: the device's default */
     int64_t queue_rows; /* rows waiting and running */
-    int64_t batch_wait_us; /* how long a lone request waits for company */
+    int64_t batch_wait_us; /* how long a lone request waits for company, or ENGINE_BATCH_WAIT_AUTO */
     int max_adapters; /* adapter slots */
     int64_t max_adapter_bytes; /* an adapter's file on disk */
     const char *adapter_root; /* NULL: no install by path */
@@ -230,6 +232,8 @@ struct engine_stats {
     int64_t device_memory_total, device_memory_free;
     bool has_device; /* `device` is filled */
     struct engine_device_stats device;
+    uint64_t batch_waits, batch_waits_in_vain; /* with ENGINE_BATCH_WAIT_AUTO: batches held back; of these, that cost more than they gave */
+    int64_t batch_wait_ns; /* of batch_waits, while the device was free */
     bool failed;
 };
 void engine_stats_get(struct engine *engine, struct engine_stats *out);

@@ -9,6 +9,7 @@
 #include "engine/adapter.h"
 #include "engine/batch.h"
 #include "engine/clock.h"
+#include "engine/company.h"
 #include "engine/jobs.h"
 #include "engine/queue.h"
 #include "engine/stats.h"
@@ -25,6 +26,7 @@ enum {
     WORTHWHILE = 16, /* see choose_key */
     IDLE_NS = 1000000000, /* between two canaries */
     AWAKE_NS = 200000, /* after work, before the engine thread sleeps; see stay_awake */
+    HELD_NS = 2000000, /* while a batch is held back for no longer than this it does not sleep, either */
     SWEEP_NS = 1000000, /* at least so long between two sweeps, each of which walks the whole queue */
 };
 
@@ -39,6 +41,7 @@ struct scheduler {
     pthread_cond_t sweep; /* for the sweeper: cancellations, earlier deadlines, stop */
     pthread_cond_t idle; /* for scheduler_wait_idle and posters without memory */
     struct queue queue; /* key = 2 * layer index + path */
+    struct company company; /* of the same keys; empty unless asked for */
     struct jobs jobs;
     atomic_uint arrivals; /* requests, jobs and orders to stop, counted under the lock */
     struct engine_stats stats;
@@ -147,6 +150,7 @@ static void finish_batch(struct scheduler *s, struct batch *batch, enum engine_c
     /* A batch that waited behind another began when that one ended. */
     int64_t spent = now - (batch->begun_ns > s->last_finish_ns ? batch->begun_ns : s->last_finish_ns);
     struct engine_request *done = NULL, **last = &done;
+    int32_t answered = 0;
     s->last_finish_ns = now;
     pthread_mutex_lock(&s->lock);
     s->running_rows -= batch->rows;
@@ -167,9 +171,12 @@ static void finish_batch(struct scheduler *s, struct batch *batch, enum engine_c
         if (r->rows_done == (r->status == ENGINE_OK ? r->rows : r->rows_started)) {
             *last = r;
             last = &r->next;
+            answered += r->status == ENGINE_OK;
         }
     }
     *last = NULL;
+    company_count_batch(&s->company, batch->key, answered, batch->rows, code == ENGINE_OK ? spent : 0, now,
+                        s->queue.list[batch->key].head != NULL);
     pthread_mutex_unlock(&s->lock);
     complete_list(s, done);
 }
@@ -211,14 +218,25 @@ static struct engine_request *gather(struct scheduler *s, int32_t key, int64_t n
     return dropped;
 }
 
+/* Until when a batch of this key, whose turn it is on a free device, should wait for others. Not while anything else waits, as the
+ * device would be idle for all of them. */
+static int64_t hold_back(struct scheduler *s, int32_t key, int64_t now)
+{
+    const struct queue_list *list = &s->queue.list[key];
+    if (s->draining || list->rows != s->queue.rows || list->head->rows_started > 0 || list->head->rows >= s->options.max_rows / WORTHWHILE)
+        return now;
+    return company_until(&s->company, key, list->rows, s->options.max_rows, s->queue.next_deadline_ns, now);
+}
+
 /* The key to start a batch of now, or -1; then *wake_ns is when to look again if nothing happens.
  *
  * A device that is at work gets another batch meanwhile if that is a sizeable part of a full one: copying it overlaps with the
  * computation before it. A smaller one costs little more than the weights that it makes the device read, so it does better to
  * wait for the company that arrives meanwhile, unless a batch was preferred to it already. */
-static int32_t choose_key(const struct scheduler *s, int64_t now, int64_t *wake_ns)
+static int32_t choose_key(struct scheduler *s, int64_t now, int64_t *wake_ns)
 {
-    int64_t wait_ns = s->draining ? 0 : s->options.batch_wait_us * 1000, before = now - wait_ns + 1, enough = s->options.max_rows, next;
+    int64_t wait_ns = s->draining || s->options.batch_wait_us < 0 ? 0 : s->options.batch_wait_us * 1000, before = now - wait_ns + 1,
+            enough = s->options.max_rows, next;
     if (s->flying == s->depth)
         return -1;
     if (s->flying > 0) {
@@ -228,7 +246,13 @@ static int32_t choose_key(const struct scheduler *s, int64_t now, int64_t *wake_
     }
     int32_t key = queue_oldest(&s->queue, before, enough, &next);
     *wake_ns = next < INT64_MAX ? next + wait_ns : INT64_MAX;
-    return key;
+    if (key < 0 || s->flying > 0)
+        return key;
+    int64_t until = hold_back(s, key, now);
+    if (until <= now)
+        return key;
+    *wake_ns = until;
+    return -1;
 }
 
 /* Hands a gathered batch to the device. */
@@ -327,6 +351,8 @@ static void *engine_main(void *arg)
         if (refused || key >= 0) {
             struct batch *batch = &s->ring[(s->first + s->flying) % s->depth];
             struct engine_request *dropped = key >= 0 ? gather(s, key, now, batch) : NULL;
+            if (key >= 0)
+                stats_count_wait(&s->stats, company_begin(&s->company, key, batch->rows, now));
             pthread_mutex_unlock(&s->lock);
             stamp_waits(refused);
             complete_list(s, refused);
@@ -349,6 +375,8 @@ static void *engine_main(void *arg)
             return NULL;
         } else {
             int64_t probe_ns = quiet_since + IDLE_NS, awake_ns = s->options.device->ops->ready ? quiet_since + AWAKE_NS : now;
+            if (s->options.device->ops->ready && s->options.batch_wait_us < 0 && wake - now <= HELD_NS)
+                awake_ns = wake;
             if (now < awake_ns && now < wake) {
                 pthread_mutex_unlock(&s->lock);
                 stay_awake(s, seen, awake_ns < wake ? awake_ns : wake);
@@ -446,6 +474,7 @@ enum engine_code scheduler_submit(struct scheduler *s, struct engine_request *re
     int64_t deadline = s->queue.next_deadline_ns;
     request->submitted_ns = clock_now_ns();
     queue_push(&s->queue, key, request);
+    company_count_arrival(&s->company, key, request->submitted_ns);
     s->open++;
     atomic_fetch_add(&s->arrivals, 1);
     if (s->queue.next_deadline_ns < deadline)
@@ -549,6 +578,8 @@ enum engine_code scheduler_create(const struct scheduler_options *options, struc
     enum engine_code code = ENGINE_OK;
     if (!make_locks(s) || !queue_init(&s->queue, options->model->layers * KERNEL_PATHS))
         code = engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for the queue");
+    else if (options->batch_wait_us == ENGINE_BATCH_WAIT_AUTO && !company_init(&s->company, s->queue.keys, KERNEL_PATHS))
+        code = engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for the batches' habits");
     for (int i = 0; code == ENGINE_OK && i < s->depth; i++)
         code = batch_init(&s->ring[i], options->device, options->max_rows, options->max_slots, error);
     if (code == ENGINE_OK) {
@@ -593,6 +624,7 @@ void scheduler_destroy(struct scheduler *s)
     for (int i = 0; i < s->depth; i++)
         batch_finish(&s->ring[i]);
     queue_finish(&s->queue);
+    company_finish(&s->company);
     if (s->locks_made) {
         pthread_cond_destroy(&s->idle);
         pthread_cond_destroy(&s->sweep);

@@ -15,7 +15,7 @@ struct scheduler_options {
     struct device *device;
     const struct model *model;
     int64_t queue_rows;
-    int64_t batch_wait_us;
+    int64_t batch_wait_us; /* or ENGINE_BATCH_WAIT_AUTO */
     int32_t max_rows, max_slots; /* of one batch */
     /* Called once, from the engine thread, when the device fails. */
     void (*on_failure)(void *arg, const char *message);

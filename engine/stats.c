@@ -25,6 +25,15 @@ void stats_count_batch(struct engine_stats *stats, const struct batch *batch)
     stats_count_value(&stats->batch_rows[p], batch->rows);
 }
 
+void stats_count_wait(struct engine_stats *stats, struct company_wait wait)
+{
+    if (wait.ns <= 0)
+        return;
+    stats->batch_waits++;
+    stats->batch_waits_in_vain += wait.in_vain;
+    stats->batch_wait_ns += wait.ns;
+}
+
 void stats_count_request(struct engine_stats *stats, const struct engine_request *request)
 {
     int p = path_index(request->path);

@@ -26,8 +26,11 @@ static void compute(const struct device_batch *batch)
 /* The oldest batch leaves the device. Under the lock. */
 static enum engine_code complete(struct fake_device *fake, int failing, struct engine_error *error)
 {
+    struct timespec due = clock_timespec(fake->due_ns[fake->finished % 8]);
     while (fake->held)
         pthread_cond_wait(&fake->changed, &fake->lock);
+    while (clock_now_ns() < fake->due_ns[fake->finished % 8])
+        pthread_cond_timedwait(&fake->changed, &fake->lock, &due);
     struct device_batch batch = fake->pending[fake->finished % 8];
     fake->finished++;
     if (fake->finished == failing)
@@ -43,6 +46,7 @@ static enum engine_code fake_submit(struct device *device, const struct device_b
     pthread_mutex_lock(&fake->lock);
     if (fake->submitted < FAKE_RECORDS)
         fake->record[fake->submitted] = (struct fake_record){batch->layer_index, batch->batch.rows, batch->batch.slots, batch->path};
+    fake->due_ns[fake->submitted % 8] = fake->busy_ns > 0 ? clock_now_ns() + fake->busy_ns : 0;
     fake->pending[fake->submitted++ % 8] = *batch;
     if (fake->submitted - fake->finished > fake->most_pending)
         fake->most_pending = fake->submitted - fake->finished;
@@ -73,7 +77,7 @@ static bool fake_ready(struct device *device)
 {
     struct fake_device *fake = fake_of(device);
     pthread_mutex_lock(&fake->lock);
-    bool ready = !fake->held;
+    bool ready = !fake->held && clock_now_ns() >= fake->due_ns[fake->finished % 8];
     pthread_mutex_unlock(&fake->lock);
     return ready;
 }

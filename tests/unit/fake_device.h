@@ -29,6 +29,8 @@ struct fake_device {
     pthread_cond_t changed;
     struct device_batch pending[8]; /* between submit and wait */
     int submitted, finished; /* batches */
+    int64_t busy_ns; /* that a batch takes; 0: no time */
+    int64_t due_ns[8]; /* when each of `pending` is done */
     bool held; /* batches don't finish while this is so */
     int fail_submit, fail_wait; /* the batch of this number (from 1) fails with `fail_code` */
     enum engine_code fail_code;

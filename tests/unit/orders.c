@@ -41,7 +41,7 @@ static void on_idle(void *arg)
     atomic_fetch_add(&x->idles, 1);
 }
 
-static void start(struct fixture *x, int depth, int64_t wait_us, int32_t max_rows, bool tells)
+void fixture_start_waiting(struct fixture *x, int depth, int64_t wait_us, int32_t max_rows, bool tells)
 {
     memset(x, 0, sizeof *x);
     fake_init(&x->fake, depth, tells);
@@ -61,9 +61,9 @@ static void start(struct fixture *x, int depth, int64_t wait_us, int32_t max_row
     assert_int_equal(scheduler_create(&options, &x->scheduler, &error), ENGINE_OK);
 }
 
-void fixture_start(struct fixture *x, int depth, int64_t wait_us) { start(x, depth, wait_us, MAX_ROWS, false); }
+void fixture_start(struct fixture *x, int depth, int64_t wait_us) { fixture_start_waiting(x, depth, wait_us, MAX_ROWS, false); }
 
-void fixture_start_wide(struct fixture *x, int depth, int32_t max_rows, bool tells) { start(x, depth, 0, max_rows, tells); }
+void fixture_start_wide(struct fixture *x, int depth, int32_t max_rows, bool tells) { fixture_start_waiting(x, depth, 0, max_rows, tells); }
 
 void fixture_stop(struct fixture *x)
 {

@@ -19,6 +19,8 @@ struct fixture {
 void fixture_start(struct fixture *x, int depth, int64_t wait_us);
 /* Batches of so many rows, on a device that may tell when it is ready. */
 void fixture_start_wide(struct fixture *x, int depth, int32_t max_rows, bool tells);
+/* Likewise, with a batch_wait_us. */
+void fixture_start_waiting(struct fixture *x, int depth, int64_t wait_us, int32_t max_rows, bool tells);
 void fixture_stop(struct fixture *x); /* releases the device first */
 
 /* A request with memory of its own. */

@@ -66,7 +66,7 @@ static void bad_options_are_named(void **state)
     BAD(max_batch_rows, 65537, "max-batch-rows", "65536");
     BAD(queue_rows, 0, "queue-rows", "0");
     BAD(queue_rows, INT64_C(1) << 40, "queue-rows", "1099511627776");
-    BAD(batch_wait_us, -1, "batch-wait-us", "-1");
+    BAD(batch_wait_us, -2, "batch-wait-us", "-2");
     BAD(max_adapters, -1, "max-adapters", "-1");
     BAD(max_adapter_bytes, 0, "max-adapter-bytes", "0");
     BAD(max_inflight_bytes, 0, "max-inflight-bytes", "0");

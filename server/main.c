@@ -142,7 +142,7 @@ static struct engine_options main_engine_options(const struct options *o)
         .threads = (int)o->threads,
         .max_batch_rows = o->max_batch_rows,
         .queue_rows = o->queue_rows,
-        .batch_wait_us = o->batch_wait_us,
+        .batch_wait_us = o->batch_wait_us == OPTIONS_WORD ? ENGINE_BATCH_WAIT_AUTO : o->batch_wait_us,
         .max_adapters = (int)o->max_adapters,
         .max_adapter_bytes = o->max_adapter_bytes,
         .adapter_root = o->adapter_root,

@@ -32,7 +32,7 @@ void metrics_write_label(FILE *out, const char *value)
 
 /* ---- scalars of struct engine_stats ------------------------------------------------------------------------- */
 
-enum scalar_kind { SCALAR_U64, SCALAR_I64, SCALAR_U64_BY_PATH };
+enum scalar_kind { SCALAR_U64, SCALAR_I64, SCALAR_NS, SCALAR_U64_BY_PATH };
 
 #define STAT(member) offsetof(struct engine_stats, member)
 
@@ -46,6 +46,11 @@ static const struct {
     {"expertd_slots_total", "counter", "Slots (rows times experts a row) computed.", SCALAR_U64_BY_PATH, STAT(slots_ok)},
     {"expertd_adapted_rows_total", "counter", "Rows computed with an adapter.", SCALAR_U64_BY_PATH, STAT(adapted_rows)},
     {"expertd_batches_total", "counter", "Batches run on the device.", SCALAR_U64_BY_PATH, STAT(batches)},
+    {"expertd_batch_waits_total", "counter", "Batches held back on a free device for others to join (--batch-wait-us auto).", SCALAR_U64,
+     STAT(batch_waits)},
+    {"expertd_batch_waits_in_vain_total", "counter", "Of these, the batches for which that did not pay.", SCALAR_U64,
+     STAT(batch_waits_in_vain)},
+    {"expertd_batch_wait_seconds_total", "counter", "Time for which these batches were held back.", SCALAR_NS, STAT(batch_wait_ns)},
     {"expertd_requests_failed_total", "counter", "Accepted forward requests that the engine failed.", SCALAR_U64, STAT(requests_failed)},
     {"expertd_requests_cancelled_total", "counter", "Forward requests dropped before compute because the client had gone.", SCALAR_U64,
      STAT(requests_cancelled)},
@@ -81,6 +86,8 @@ static void write_engine_scalars(FILE *out, const struct engine_stats *stats)
         metrics_write_family(out, name, engine_scalar[i].type, engine_scalar[i].help);
         if (engine_scalar[i].kind == SCALAR_I64) {
             fprintf(out, "%s %" PRId64 "\n", name, *(const int64_t *)field);
+        } else if (engine_scalar[i].kind == SCALAR_NS) {
+            fprintf(out, "%s %.9f\n", name, (double)*(const int64_t *)field * 1e-9);
         } else if (engine_scalar[i].kind == SCALAR_U64) {
             fprintf(out, "%s %" PRIu64 "\n", name, *(const uint64_t *)field);
         } else {

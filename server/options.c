@@ -26,8 +26,9 @@ const struct options_row options_table[] = {
      "listeners only."},
     {"api-key-file", OPTION_STRING, FIELD(api_key_file), "FILE", NULL, 0, 0, NULL, true,
      "File whose first line is the key for data calls; without it they need none."},
-    {"batch-wait-us", OPTION_INT, FIELD(batch_wait_us), "MICROSECONDS", "0", 0, 1000000, NULL, true,
-     "How long a lone request waits for others to share its batch."},
+    {"batch-wait-us", OPTION_INT, FIELD(batch_wait_us), "MICROSECONDS|auto", "0", 0, 1000000, "auto", true,
+     "How long a lone request waits for others to share its batch. auto: batches wait for clients that come back in time, when that "
+     "has been seen to cost less than a batch of their own."},
     {"check", OPTION_STRING, FIELD(check), "DIR", NULL, 0, 0, NULL, false,
      "Examine a checkpoint or an adapter (against --model, if given), print what it would serve or every fault, and exit."},
     {"config", OPTION_STRING, FIELD(config), "FILE", NULL, 0, 0, NULL, false,
@@ -202,9 +203,15 @@ static bool fail(char *message, size_t size, const char *prefix, const char *tex
 static bool set_number(struct options *o, const struct options_row *row, const char *text, const char *label, char *message, size_t size)
 {
     int64_t value;
+    if (row->choices && !strcmp(text, row->choices)) {
+        *(int64_t *)field_of(o, row) = OPTIONS_WORD;
+        return true;
+    }
     if (!parse_number(text, row->kind == OPTION_SIZE, &value)) {
-        return fail(message, size, label,
-                    row->kind == OPTION_SIZE ? "takes a number of bytes, such as 4096, 64K, 256M or 8G" : "takes a whole number");
+        snprintf(message, size, "%s takes a %s%s%s", label,
+                 row->kind == OPTION_SIZE ? "number of bytes, such as 4096, 64K, 256M or 8G" : "whole number", row->choices ? " or " : "",
+                 row->choices ? row->choices : "");
+        return false;
     }
     if (value < row->min || value > row->max) {
         snprintf(message, size, "%s must lie between %" PRId64 " and %" PRId64 ", and '%.40s' does not", label, row->min, row->max, text);

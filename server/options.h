@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #define OPTIONS_MAX_LIST 64
+#define OPTIONS_WORD (-1) /* in place of a number: its word was given */
 
 struct options_list {
     char *item[OPTIONS_MAX_LIST];
@@ -22,7 +23,7 @@ struct options {
     struct options_list adapter; /* NAME=PATH */
     char *adapter_root;
     char *admin_key_file, *api_key_file;
-    int64_t batch_wait_us;
+    int64_t batch_wait_us; /* or OPTIONS_WORD: auto */
     char *check; /* folder; also `--check` without serving */
     char *config;
     char *device;
@@ -51,7 +52,7 @@ struct options_row {
     const char *value; /* metavariable of --help; NULL for flags */
     const char *default_text; /* as the user would write it; NULL: none */
     int64_t min, max; /* OPTION_INT and OPTION_SIZE */
-    const char *choices; /* "a|b|c": OPTION_STRING restricted to these; NULL: free */
+    const char *choices; /* "a|b|c": OPTION_STRING restricted to these; a word that OPTION_INT takes beside numbers; NULL: free */
     bool config; /* allowed in the config file */
     const char *help; /* one sentence with the unit */
 };

@@ -202,6 +202,9 @@ static void fill_stats(void)
     stats.rows_ok[1] = 300;
     stats.batches[0] = 4;
     stats.batches[1] = 2;
+    stats.batch_waits = 5;
+    stats.batch_waits_in_vain = 1;
+    stats.batch_wait_ns = 1500000;
     stats.requests_rejected = 9;
     stats.queued_requests = 3;
     stats.staging_limit = 1 << 20;
@@ -235,6 +238,9 @@ static void the_engines_figures_are_shown(void **state)
     assert_true(sample_value("expertd_rows_total{path=\"decode\"}") == 10);
     assert_true(sample_value("expertd_rows_total{path=\"prefill\"}") == 300);
     assert_true(sample_value("expertd_requests_rejected_total") == 9);
+    assert_true(sample_value("expertd_batch_waits_total") == 5);
+    assert_true(sample_value("expertd_batch_waits_in_vain_total") == 1);
+    assert_true(sample_value("expertd_batch_wait_seconds_total") == 0.0015);
     assert_true(sample_value("expertd_staging_limit_bytes") == 1 << 20);
     assert_true(sample_value("expertd_model_weights_bytes") == 4096);
     assert_true(sample_value("expertd_adapters{state=\"draining\"}") == 1);

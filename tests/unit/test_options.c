@@ -118,6 +118,21 @@ static void both_forms_and_every_kind(void **state)
     options_finish(&o);
 }
 
+static void a_number_may_be_a_word(void **state)
+{
+    struct options o;
+    (void)state;
+    assert_true(parse(&o, "--model", "m", NULL));
+    assert_int_equal(o.batch_wait_us, 0);
+    options_finish(&o);
+    assert_true(parse(&o, "--model", "m", "--batch-wait-us", "auto", NULL));
+    assert_int_equal(o.batch_wait_us, OPTIONS_WORD);
+    options_finish(&o);
+    assert_true(parse(&o, "--model", "m", "--batch-wait-us", "auto", "--batch-wait-us=50", NULL));
+    assert_int_equal(o.batch_wait_us, 50);
+    options_finish(&o);
+}
+
 static void a_list_replaces_the_default(void **state)
 {
     struct options o;
@@ -145,6 +160,9 @@ static void bad_arguments_are_named(void **state)
     assert_refused("--threads must lie between 0 and 4096, and '4097' does not", "--model", "m", "--threads", "4097");
     assert_refused("--max-body-bytes must lie between", "--model", "m", "--max-body-bytes", "99999999999999999999");
     assert_refused("--max-body-bytes must lie between", "--model", "m", "--max-body-bytes", "9999999999999T");
+    assert_refused("--threads takes a whole number", "--model", "m", "--threads", "auto");
+    assert_refused("--batch-wait-us takes a whole number or auto", "--model", "m", "--batch-wait-us", "automatic");
+    assert_refused("--batch-wait-us takes a whole number or auto", "--model", "m", "--batch-wait-us", "-1");
     assert_refused("such as 4096, 64K, 256M or 8G", "--model", "m", "--max-body-bytes", "1 G");
     assert_refused("such as 4096, 64K, 256M or 8G", "--model", "m", "--max-body-bytes", "1GB");
     assert_refused("--log-level takes one of debug|info|warning|error, not 'warn'", "--model", "m", "--log-level", "warn");
@@ -380,6 +398,7 @@ int main(void)
         cmocka_unit_test(the_table_is_alphabetical_and_complete),
         cmocka_unit_test(defaults_are_those_of_the_table),
         cmocka_unit_test(both_forms_and_every_kind),
+        cmocka_unit_test(a_number_may_be_a_word),
         cmocka_unit_test(a_list_replaces_the_default),
         cmocka_unit_test(bad_arguments_are_named),
         cmocka_unit_test(options_are_checked_together),

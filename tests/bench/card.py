@@ -382,7 +382,7 @@ class Server:
         unix = os.path.join(self.folder, "s")
         self.log = open(os.path.join(self.run.out, "server.log"), "w+", encoding="utf-8")
         self.process = subprocess.Popen([o.expertd, "--device", o.device, "--log-level", "warning", "--synthetic", SERVED, "--adapter-root", self.folder,
-                                         "--listen", "127.0.0.1:0", "--listen", f"unix:{unix}"], stdout=self.log, stderr=subprocess.STDOUT)
+                                         "--batch-wait-us", o.batch_wait_us, "--listen", "127.0.0.1:0", "--listen", f"unix:{unix}"], stdout=self.log, stderr=subprocess.STDOUT)
         while self.run.left() > 0 and self.process.poll() is None:
             self.log.flush()
             with open(self.log.name, encoding="utf-8") as file:
@@ -524,6 +524,7 @@ def parse():
     p.add_argument("--bench", required=True, help="expert-bench")
     p.add_argument("--expertd", help="the server; for http")
     p.add_argument("--device", default="cuda", help="of that server")
+    p.add_argument("--batch-wait-us", default="0", help="of that server: microseconds or auto")
     p.add_argument("--out", required=True, help="folder, made when it is not there")
     p.add_argument("--only", default=",".join(USUAL))
     p.add_argument("--budget", default="", help="seconds of sections: base=150,http=60")

@@ -158,11 +158,20 @@ static void http_check_key(struct http_request *r)
     }
 }
 
+/* For the log. Queries are left out: clients hide keys in them. */
+static void http_take_target(struct http_request *r)
+{
+    size_t length = strcspn(r->uri, "?");
+    snprintf(r->target, sizeof r->target, "%.*s%s", length > HTTP_TARGET_SHOWN ? HTTP_TARGET_SHOWN : (int)length, r->uri,
+             length > HTTP_TARGET_SHOWN ? "..." : "");
+}
+
 static void http_check_head(struct http_request *r, const char *method, const char *version)
 {
     struct framing framing;
     char text[256];
     bool too_many;
+    http_take_target(r);
     if (!framing_check(r->mhd, method, version, r->raw_uri, r->raw_length, r->uri, &framing, text, sizeof text)) {
         r->length = -1; /* unknown: answered at once, and closed */
         http_fail(r, 400, "bad_framing", "%s", text);
@@ -485,6 +494,7 @@ static void http_account(struct http_request *r, enum MHD_RequestTerminationCode
         .request_id = r->id,
         .method = r->method_name,
         .route = r->route ? r->route->pattern : NULL,
+        .target = !r->route || r->status == 404 || r->status == 405 ? r->target : NULL,
         .remote = r->connection->remote,
         .status = r->status ? r->status : 499,
         .code = r->code,

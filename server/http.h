@@ -48,6 +48,8 @@ struct http_route {
 
 enum http_stage { HTTP_NEW, HTTP_BODY, HTTP_WAITING, HTTP_HANDLED };
 
+#define HTTP_TARGET_SHOWN 128
+
 struct http_request {
     struct server *server;
     struct connection *connection;
@@ -92,6 +94,7 @@ struct http_request {
     int64_t layer, rows, adapters, queue_us, compute_us;
     const char *path;
     const char *adapter; /* that an adapter call names; alive as long as the request */
+    char target[HTTP_TARGET_SHOWN + 4]; /* as it came, without its query, cut with "..." */
     bool infer;
 };
 

@@ -168,6 +168,7 @@ void log_request(const struct log_request *r)
         {"request_id", r->request_id, -1},
         {"method", r->method, -1},
         {"route", r->route, -1},
+        {"target", r->target, -1},
         {"status", NULL, r->status},
         {"code", r->code, -1},
         {"adapter", r->adapter, -1},

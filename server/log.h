@@ -45,6 +45,7 @@ void log_from_engine(void *arg, const char *level, const char *message);
  * left out. */
 struct log_request {
     const char *request_id, *method, *route, *remote;
+    const char *target; /* the path as it was asked for, where the route does not tell: errors 404 and 405, and no route */
     int status;
     const char *code; /* of an error: "queue_full" */
     const char *error; /* its sentence */

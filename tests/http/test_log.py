@@ -61,6 +61,23 @@ def test_errors():
             assert "error" not in s.wait_log(good.headers["x-request-id"])
 
 
+def test_targets():
+    """Which path was asked for, where the route does not say it: shortened, without its query, and unable to forge a field."""
+    for form in ("text", "json"):
+        with Server("--log-format", form) as s:
+            calls = (("GET", "/moe/forwrad?key=secret", 404, "/moe/forwrad"), ("GET", "/v2/models/nope", 404, "/v2/models/nope"),
+                     ("DELETE", "/moe/forward", 405, "/moe/forward"), ("GET", "/" + "a" * 1000, 404, "/" + "a" * 127 + "..."),
+                     ("GET", "/x%20status=200\"\\", 404, "/x%20status=200\"\\"), ("POST", "/%zz", 400, "/%zz"))
+            for method, path, status, target in calls:
+                r = s.call(method, path, *([b"{}"] if method == "POST" else []))
+                assert r.status == status, r
+                line = s.wait_log(r.headers["x-request-id"])
+                got = json.loads(line) if form == "json" else fields(line)
+                assert got["target"] == target and str(got["status"]) == str(status) and "secret" not in line, line
+            for r in (s.call("GET", "/adapters"), s.call("POST", "/moe/forward", b"{")):
+                assert "target" not in s.wait_log(r.headers["x-request-id"])
+
+
 def test_probes_are_quiet():
     with Server("--synthetic", "E=64,K=2,H=2048,I=2048,L=2", ready=False) as s:
         statuses = [s.call("GET", path).status for path in ("/health/ready", "/v2/health/ready", "/health/live") * 3]

@@ -107,15 +107,18 @@ static enum engine_code check_adapter(int dir_fd, const char *path, const struct
         fprintf(out, "adapter: %s\n", path);
         return check_adapter_alone(dir_fd, out);
     }
+    fprintf(out, "adapter: %s\nfor: %s\n", path, options->model ? options->model : options->synthetic);
     enum engine_code code = inspect(options, out, &model);
     if (code)
         return code;
-    fprintf(out, "adapter: %s\nfor family: %s\n", path, model->family);
+    fprintf(out, "family: %s\n", model->family);
     code = adapter_read(dir_fd, model, options->max_adapter_bytes ? options->max_adapter_bytes : INT64_MAX, out, &data, &error);
     if (code)
         fprintf(out, "not fit to be installed\n");
-    else
+    else {
         print_adapter(out, model, data);
+        fprintf(out, "fit to be installed\n");
+    }
     adapter_data_destroy(data);
     model_destroy(model);
     return code;
@@ -138,8 +141,10 @@ enum engine_code engine_check(const char *path, const struct engine_options *opt
         own.synthetic = NULL;
         fprintf(out, "checkpoint: %s\n", path);
         code = inspect(&own, out, &model);
-        if (!code)
+        if (!code) {
             print_model(out, model);
+            fprintf(out, "fit to be served\n");
+        }
         model_destroy(model);
     }
     close(dir_fd);

@@ -16,6 +16,7 @@
 
 #define SINGLE "model.safetensors"
 #define INDEX "model.safetensors.index.json"
+#define FOLDER_SHOWN 300
 #define MAX_INDEX ((size_t)128 << 20)
 
 struct shard {
@@ -198,15 +199,30 @@ enum engine_code checkpoint_open_folder(const char *folder, int *dir_fd, struct 
     struct stat st;
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return engine_fail(error, ENGINE_IO, "%.300s: %s", folder, strerror(errno));
+        return engine_fail(error, ENGINE_IO, "%.*s: %s", FOLDER_SHOWN, folder, strerror(errno));
     if (!fstatat(fd, SINGLE, &st, 0) || !fstatat(fd, INDEX, &st, 0)) {
         *dir_fd = fd;
         return ENGINE_OK;
     }
-    engine_fail(error, ENGINE_BAD_CHECKPOINT, "%.300s holds neither " SINGLE " nor " INDEX "%s", folder,
+    engine_fail(error, ENGINE_BAD_CHECKPOINT, "%.*s holds neither " SINGLE " nor " INDEX "%s", FOLDER_SHOWN, folder,
                 checkpoint_is_adapter(fd) ? ": it is an adapter's folder, for --adapter or POST /adapters" : "");
     close(fd);
     return ENGINE_BAD_CHECKPOINT;
+}
+
+enum engine_code checkpoint_name_folder(const char *folder, struct engine_error *error)
+{
+    if ((error->code != ENGINE_BAD_CHECKPOINT && error->code != ENGINE_IO) ||
+        !strncmp(error->message, folder, strnlen(folder, FOLDER_SHOWN)))
+        return error->code;
+    static const char *const ending[] = {".json", ".safetensors"};
+    const struct engine_error e = *error;
+    size_t word = strcspn(e.message, ": "), length = strlen(folder);
+    const char *between = ": ";
+    for (size_t i = 0; i < sizeof ending / sizeof ending[0]; i++)
+        if (word > strlen(ending[i]) && !strncmp(e.message + word - strlen(ending[i]), ending[i], strlen(ending[i])))
+            between = length && folder[length - 1] == '/' ? "" : "/";
+    return engine_fail(error, e.code, "%.*s%s%s", FOLDER_SHOWN, folder, between, e.message);
 }
 
 enum engine_code checkpoint_open(const char *folder, struct checkpoint **out, struct engine_error *error)

@@ -569,7 +569,7 @@ static enum engine_code check_folder(const char *folder, struct engine_error *er
         return code;
     code = config_read(dir_fd, &config, error);
     close(dir_fd);
-    return code;
+    return code ? checkpoint_name_folder(folder, error) : ENGINE_OK;
 }
 
 enum engine_code plan_check_options(const struct engine_options *o, struct engine_error *error)

@@ -16,6 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/checkpoint.h"
+#include "engine/plan.h"
 #include "engine/selection.h"
 #include "tests/unit/made_checkpoint.h"
 
@@ -208,6 +210,7 @@ static void faults_are_all_reported(void **state)
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++)
         if (!strstr(text, want[i]))
             fail_msg("no \"%s\" in: %s", want[i], text);
+    assert_null(strstr(text, "\nfit to be"));
     free(text);
     scratch_finish(&folder);
 }
@@ -237,13 +240,21 @@ static void check_prints_what_it_would_serve(void **state)
     scratch_finish(&half);
     assert_int_equal(engine_check("/nowhere/at/all", &(struct engine_options){0}, out), ENGINE_IO);
     fclose(out);
-    static const char *const want[] = {"family: llama4_text",          "layers: 3 (0,2-3)",
-                                       "experts: 4 of 4 (0-3)",        "weights: BF16",
-                                       "multiplies the input",         "tensors: 6 used, 6 ignored",
-                                       "adapted experts: 8",           "projections: gate up down",
-                                       "not fit to be installed",      "give --model",
-                                       "it is an adapter's folder",    "adapter_config.json",
-                                       "/nowhere/at/all: No such file"};
+    static const char *const want[] = {"family: llama4_text",
+                                       "layers: 3 (0,2-3)",
+                                       "experts: 4 of 4 (0-3)",
+                                       "weights: BF16",
+                                       "multiplies the input",
+                                       "tensors: 6 used, 6 ignored",
+                                       "adapted experts: 8",
+                                       "projections: gate up down",
+                                       "not fit to be installed",
+                                       "give --model",
+                                       "it is an adapter's folder",
+                                       "adapter_config.json",
+                                       "/nowhere/at/all: No such file",
+                                       "\nfit to be served\n",
+                                       "\nfit to be installed\n"};
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++)
         if (!strstr(text, want[i]))
             fail_msg("no \"%s\" in: %s", want[i], text);
@@ -290,7 +301,29 @@ static void the_config_is_checked(void **state)
     scratch_init(&folder);
     made_write(&made, &folder);
     assert_int_equal(unlinkat(folder.fd, "config.json", 0), 0);
-    expect_refused((struct engine_options){0}, ENGINE_IO, "config.json: No such file");
+    char where[1024], long_name[400];
+    struct engine_error error;
+    snprintf(where, sizeof where, "%s/config.json: No such file", folder.path);
+    expect_refused((struct engine_options){0}, ENGINE_IO, where);
+    assert_int_equal(plan_check_options(&(struct engine_options){.model = folder.path}, &error), ENGINE_IO);
+    assert_memory_equal(error.message, where, strlen(where));
+    /* Sentences about tensors have the folder before them, what is no file's fault is left alone, and so is one that has it already. */
+    engine_fail(&error, ENGINE_BAD_CHECKPOINT, "tensor \"a.json\" is missing");
+    assert_int_equal(checkpoint_name_folder("/m/", &error), ENGINE_BAD_CHECKPOINT);
+    assert_string_equal(error.message, "/m/: tensor \"a.json\" is missing");
+    assert_int_equal(checkpoint_name_folder("/m/", &error), ENGINE_BAD_CHECKPOINT);
+    assert_string_equal(error.message, "/m/: tensor \"a.json\" is missing");
+    engine_fail(&error, ENGINE_IO, "model-1.safetensors: gone");
+    assert_int_equal(checkpoint_name_folder("/m/", &error), ENGINE_IO);
+    assert_string_equal(error.message, "/m/model-1.safetensors: gone");
+    engine_fail(&error, ENGINE_OUT_OF_MEMORY, "config.json: out of memory");
+    assert_int_equal(checkpoint_name_folder("/m", &error), ENGINE_OUT_OF_MEMORY);
+    assert_string_equal(error.message, "config.json: out of memory");
+    memset(long_name, 'd', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = '\0';
+    engine_fail(&error, ENGINE_IO, "config.json: gone");
+    checkpoint_name_folder(long_name, &error);
+    assert_memory_equal(error.message + 300, "/config.json: gone", 19);
     assert_int_equal(mkfifoat(folder.fd, "config.json", 0600), 0);
     expect_refused((struct engine_options){0}, ENGINE_BAD_CHECKPOINT, "config.json is not a regular file");
     assert_int_equal(unlinkat(folder.fd, "config.json", 0), 0);

@@ -286,6 +286,8 @@ static enum proto_code parse_input(struct parse *p, size_t index, const json_t *
     parse_what(&what, index, tensor->name);
     if ((code = parse_datatype(p, what.text, input, tensor)) || (code = parse_shape(p, what.text, input, tensor)))
         return code;
+    if (p->out->caller.look && (code = p->out->caller.look(p->out->caller.context, tensor, p->error)))
+        return code;
     const json_t *data = json_object_get(input, "data"), *parameters = json_object_get(input, "parameters"), *binary = NULL;
     if (parameters) {
         char member[160];
@@ -302,7 +304,7 @@ static enum proto_code parse_input(struct parse *p, size_t index, const json_t *
         return parse_binary(p, what.text, binary, tensor);
     if (!data)
         return proto_fail(p->error, PROTO_BAD_REQUEST, "%s has neither data nor parameters.binary_data_size", what.text);
-    return proto_tensor_scan(tensor, what.text, &p->span[json_integer_value(data)], &p->out->memory, p->error);
+    return proto_tensor_scan(tensor, what.text, &p->span[json_integer_value(data)], &p->out->caller, p->error);
 }
 
 static enum proto_code parse_inputs(struct parse *p, const json_t *root)
@@ -338,12 +340,12 @@ static enum proto_code parse_root(struct parse *p, json_t *root)
     return parse_inputs(p, root);
 }
 
-enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_length, const struct proto_memory *memory,
+enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_length, const struct proto_caller *caller,
                                   struct proto_infer *out, struct proto_error *error)
 {
     memset(out, 0, sizeof *out);
-    if (memory)
-        out->memory = *memory;
+    if (caller)
+        out->caller = *caller;
     if (json_length < -1 || (json_length >= 0 && (uint64_t)json_length > length))
         return proto_fail(error, PROTO_BAD_REQUEST, "Inference-Header-Content-Length is %" PRId64 ", but the body has %zu bytes",
                           json_length, length);
@@ -351,8 +353,8 @@ enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_
         if (proto_plain_parse(body, length, (size_t)json_length, out))
             return PROTO_OK;
         proto_infer_finish(out);
-        if (memory)
-            out->memory = *memory;
+        if (caller)
+            out->caller = *caller;
     }
     struct parse p = {.out = out, .error = error, .has_header = json_length >= 0};
     size_t head = p.has_header ? (size_t)json_length : length;
@@ -373,8 +375,8 @@ void proto_infer_finish(struct proto_infer *infer)
     for (int32_t i = 0; i < infer->inputs; i++) {
         const struct proto_tensor *tensor = &infer->input[i];
         void *data = (void *)(uintptr_t)tensor->data;
-        if (tensor->owned && tensor->dtype != DTYPE_BYTES && infer->memory.give)
-            infer->memory.give(infer->memory.context, data);
+        if (tensor->owned && tensor->dtype != DTYPE_BYTES && infer->caller.give)
+            infer->caller.give(infer->caller.context, data);
         else if (tensor->owned)
             free(data);
     }

@@ -100,7 +100,7 @@ static inline const char *proto_skip_space(const char *p, const char *end)
 
 /* ---- plain.c ------------------------------------------------------------------------------------------------ */
 
-/* Fills *out, zeroed but for its memory, if the request has the common form and nothing is wrong with it. After false *out holds
+/* Fills *out, zeroed but for its caller, if the request has the common form and nothing is wrong with it. After false *out holds
  * anything, for proto_infer_finish. */
 bool proto_plain_parse(const char *body, size_t length, size_t json_length, struct proto_infer *out);
 
@@ -108,7 +108,7 @@ bool proto_plain_parse(const char *body, size_t length, size_t json_length, stru
 
 /* Fills tensor->data, bytes and owned from the array; name, dtype, rank, shape and elements are set. `what` begins sentences. */
 enum proto_code proto_tensor_scan(struct proto_tensor *tensor, const char *what, const struct proto_span *span,
-                                  const struct proto_memory *memory, struct proto_error *error);
+                                  const struct proto_caller *caller, struct proto_error *error);
 /* Takes a view of binary data; `size` bytes are there. */
 enum proto_code proto_tensor_view(struct proto_tensor *tensor, const char *what, const char *bytes, size_t size, struct proto_error *error);
 /* "[2,4]" */

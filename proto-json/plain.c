@@ -188,6 +188,7 @@ static bool plain_input(struct plain *s, const struct plain_string *name, void *
     size_t each = dtype_size(t.tensor->dtype), bytes;
     struct proto_error unused;
     if (__builtin_mul_overflow(t.tensor->elements, each ? each : 4, &bytes) || bytes > PTRDIFF_MAX || t.size > s->left ||
+        (out->caller.look && out->caller.look(out->caller.context, t.tensor, &unused)) ||
         proto_tensor_view(t.tensor, "", s->binary, t.size, &unused) != PROTO_OK)
         return false;
     out->inputs++;

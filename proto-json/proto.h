@@ -58,15 +58,19 @@ struct proto_tensor {
 
 enum proto_mode { PROTO_AUTO, PROTO_DECODE, PROTO_PREFILL };
 
-/* Where numbers that came as JSON are put; zeroed: malloc's memory. `take` returns NULL when there is none. */
-struct proto_memory {
+/* What a caller brings; zeroed: malloc's memory, and any shape will do. */
+struct proto_caller {
+    /* Where numbers that came as JSON are put. `take` returns NULL when there is none. */
     void *(*take)(void *context, size_t bytes);
     void (*give)(void *context, void *memory);
+    /* Asked about each input when its name, datatype and shape are known and its data has not been looked at: that a shape is wrong for the
+     * model says more than that the data doesn't fit it. Other than PROTO_OK ends the reading, with *error filled. It may be asked twice. */
+    enum proto_code (*look)(void *context, const struct proto_tensor *tensor, struct proto_error *error);
     void *context;
 };
 
 struct proto_infer {
-    struct proto_memory memory;
+    struct proto_caller caller;
     char *id; /* NULL: none */
     /* Known request parameters. Others are ignored, but not those whose names begin as if they named an adapter. */
     bool has_layer;
@@ -83,9 +87,9 @@ struct proto_infer {
  * both in JSON and binary or neither, sizes that don't add up to the body, numbers out of the datatype's range; and
  * parameters and members of the request that are unknown and begin with adapter, adaptor or lora, in any case: ignored, they would get
  * the base's numbers.
- * Numeric `data` (flat or nested as the shape says) is scanned straight into the tensor, without a tree; the tensor lies in `memory`
- * (NULL: malloc's), of which a body can make us take at most four times its length. */
-enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_length, const struct proto_memory *memory,
+ * Numeric `data` (flat or nested as the shape says) is scanned straight into the tensor, without a tree; the tensor lies in the
+ * `caller`'s memory (NULL: malloc's), of which a body can make us take at most four times its length. */
+enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_length, const struct proto_caller *caller,
                                   struct proto_infer *out, struct proto_error *error);
 void proto_infer_finish(struct proto_infer *infer);
 const struct proto_tensor *proto_infer_find(const struct proto_infer *infer, const char *name); /* NULL: absent */

@@ -257,7 +257,7 @@ static enum proto_code scan_levels(struct scan *s)
 }
 
 enum proto_code proto_tensor_scan(struct proto_tensor *tensor, const char *what, const struct proto_span *span,
-                                  const struct proto_memory *memory, struct proto_error *error)
+                                  const struct proto_caller *caller, struct proto_error *error)
 {
     struct scan s = {.tensor = tensor, .what = what, .p = span->start, .end = span->start + span->length, .error = error};
     enum proto_code code = scan_levels(&s);
@@ -282,7 +282,7 @@ enum proto_code proto_tensor_scan(struct proto_tensor *tensor, const char *what,
     }
     tensor->bytes = tensor->elements * size;
     size_t bytes = tensor->bytes ? tensor->bytes : 1;
-    s.out = memory->take ? memory->take(memory->context, bytes) : malloc(bytes);
+    s.out = caller->take ? caller->take(caller->context, bytes) : malloc(bytes);
     if (!s.out)
         return proto_fail_memory(error);
     tensor->data = s.out;

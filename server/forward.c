@@ -251,10 +251,10 @@ static void forward_give(void *context, void *memory)
 static void forward_parse(struct http_request *r)
 {
     struct forward *f = r->state;
-    struct proto_memory memory = {forward_take, forward_give, r};
+    struct proto_caller caller = {forward_take, forward_give, forward_look, r};
     struct proto_error error;
     f->parsed = true;
-    if (proto_infer_parse(f->body ? f->body : "", f->length, r->json_length, &memory, &f->infer, &error) == PROTO_OK)
+    if (proto_infer_parse(f->body ? f->body : "", f->length, r->json_length, &caller, &f->infer, &error) == PROTO_OK)
         forward_prepare(r, f);
     else if (!r->status)
         http_fail_proto(r, &error);

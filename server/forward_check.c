@@ -6,6 +6,7 @@
 #include "server/forward.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Inputs by name; NULL where absent. */
@@ -131,6 +132,28 @@ static bool forward_check_layer(struct http_request *r, struct forward *f, const
     return true;
 }
 
+static enum proto_code forward_check_width(const struct proto_tensor *t, const struct engine_model_info *model, struct proto_error *error)
+{
+    if (t->rank == 2 && t->shape[0] >= 1 && t->shape[1] == model->hidden_size)
+        return PROTO_OK;
+    char found[112];
+    forward_print_shape(t, found, sizeof found);
+    error->code = PROTO_SHAPE_MISMATCH;
+    snprintf(error->message, sizeof error->message, "input \"hidden\" has shape [%s]; it must be [T, %d] with T at least 1", found,
+             model->hidden_size);
+    return error->code;
+}
+
+/* Of a datatype that can't be, this is said later. */
+enum proto_code forward_look(void *context, const struct proto_tensor *tensor, struct proto_error *error)
+{
+    const struct http_request *r = context;
+    const struct forward *f = r->state;
+    if (strcmp(tensor->name, "hidden") != 0 || !dtype_is_float(tensor->dtype))
+        return PROTO_OK;
+    return forward_check_width(tensor, engine_model(f->engine), error);
+}
+
 static bool forward_check_hidden(struct http_request *r, struct forward *f, const struct proto_tensor *t,
                                  const struct engine_model_info *model)
 {
@@ -140,11 +163,9 @@ static bool forward_check_hidden(struct http_request *r, struct forward *f, cons
     }
     if (!forward_is_float(r, t))
         return false;
-    if (t->rank != 2 || t->shape[0] < 1 || t->shape[1] != model->hidden_size) {
-        char found[112];
-        forward_print_shape(t, found, sizeof found);
-        http_fail(r, 400, "shape_mismatch", "input \"hidden\" has shape [%s]; it must be [T, %d] with T at least 1", found,
-                  model->hidden_size);
+    struct proto_error error;
+    if (forward_check_width(t, model, &error) != PROTO_OK) {
+        http_fail_proto(r, &error);
         return false;
     }
     if (t->shape[0] > model->queue_rows || t->shape[0] > INT32_MAX) {

@@ -47,6 +47,10 @@ def test_shapes():
         bad(s, change(0, shape=[128]), 400, "shape_mismatch", "hidden")
         bad(s, change(0, shape=[2, 2, 32]), 400, "shape_mismatch", "hidden")
         bad(s, change(0, shape=[4, 32]), 400, "shape_mismatch", "hidden", "64", "32")
+        # Whatever its data: that there is too much of it would be no help to whoever took H for 63.
+        for wrong in ([2, 63], [2, 65], [3, 64, 1], [64]):
+            bad(s, change(0, shape=wrong, data=[0.5] * 128), 400, "shape_mismatch", "hidden", str(wrong), "[T, 64]")
+        bad(s, change(0, shape=[3, 64], data=[0.5] * 128), 400, "bad_tensor", "hidden", "3,64")
         bad(s, change(1, shape=[2, 0], data=[]), 400, "shape_mismatch", "expert_ids", "K = 0")
         bad(s, change(1, shape=[4]), 400, "shape_mismatch", "expert_ids")
         bad(s, change(1, shape=[1, 4]), 400, "shape_mismatch", "expert_ids", "1, 4")

@@ -507,6 +507,55 @@ static size_t with_binary(char *text, const char *head, const void *bytes, size_
     return n + size;
 }
 
+/* Refuses rows of another width than 4, as one that knows the model does. */
+static enum proto_code look_at_width(void *context, const struct proto_tensor *tensor, struct proto_error *error)
+{
+    ++*(int *)context;
+    assert_null(tensor->data);
+    if (tensor->rank == 2 && tensor->shape[1] == 4)
+        return PROTO_OK;
+    error->code = PROTO_SHAPE_MISMATCH;
+    snprintf(error->message, sizeof error->message, "%s is not 4 wide", tensor->name);
+    return error->code;
+}
+
+static void shapes_are_looked_at_first(void **state)
+{
+    static const struct {
+        const char *text;
+        enum proto_code code;
+        const char *sentence;
+    } requests[] = {
+        {FP32("[1,4]", "[1,2,3,4]"), PROTO_OK, ""},
+        {FP32("[1,4]", "[1,2,3]"), PROTO_BAD_TENSOR, "data has 3 entries"},
+        {FP32("[1,3]", "[1,2,3]"), PROTO_SHAPE_MISMATCH, "x is not 4 wide"},
+        {FP32("[1,3]", "[1,2,3,4]"), PROTO_SHAPE_MISMATCH, "x is not 4 wide"},
+        {FP32("[1,3]", "[[NaN]]"), PROTO_SHAPE_MISMATCH, "x is not 4 wide"},
+        {INPUT("\"datatype\":\"FP32\",\"shape\":[1,4],\"parameters\":{\"binary_data_size\":16}"), PROTO_OK, ""},
+        {INPUT("\"datatype\":\"FP32\",\"shape\":[1,3],\"parameters\":{\"binary_data_size\":16}"), PROTO_SHAPE_MISMATCH, "x is not 4 wide"},
+        {INPUT("\"datatype\":\"FP32\",\"shape\":[2,2],\"parameters\":{\"binary_data_size\":16}"), PROTO_SHAPE_MISMATCH, "x is not 4 wide"},
+        {INPUT("\"datatype\":\"FP32\",\"shape\":[1,4],\"parameters\":{\"binary_data_size\":12}"), PROTO_BAD_TENSOR,
+         "binary_data_size is 12"},
+    };
+    for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
+        int asked = 0;
+        const struct proto_caller caller = {.look = look_at_width, .context = &asked};
+        struct proto_infer infer;
+        struct proto_error error = {0};
+        char body[256];
+        bool is_binary = strstr(requests[i].text, "binary_data_size") != NULL;
+        size_t length = strlen(requests[i].text);
+        memcpy(body, requests[i].text, length);
+        memset(body + length, 0, 16);
+        enum proto_code code =
+            proto_infer_parse(body, length + (is_binary ? 16 : 0), is_binary ? (int64_t)length : -1, &caller, &infer, &error);
+        if (code != requests[i].code || !strstr(error.message, requests[i].sentence))
+            fail_msg("%s gave %s: %s", requests[i].text, proto_code_name(code), error.message);
+        assert_in_range(asked, 1, 2);
+        proto_infer_finish(&infer);
+    }
+}
+
 static void binary(void **state)
 {
 #define BINARY(datatype, shape, size)                                                                                                      \
@@ -642,6 +691,7 @@ int main(void)
         cmocka_unit_test(sentences),
         cmocka_unit_test(bulk_outside_data),
         cmocka_unit_test(misnamed_adapters),
+        cmocka_unit_test(shapes_are_looked_at_first),
     };
     return cmocka_run_group_tests_name("proto_infer", tests, NULL, NULL);
 }

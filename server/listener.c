@@ -21,6 +21,7 @@
 
 #define LISTENER_DEFAULT "127.0.0.1:8080"
 #define LISTENER_FIRST_FD 3 /* systemd's convention */
+#define LISTENER_HOST_SIZE 256
 
 static bool listener_fail(char *message, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static bool listener_fail(char *message, size_t size, const char *format, ...)
@@ -69,12 +70,20 @@ static void listener_describe(struct listener *l)
     }
 }
 
+static bool listener_check_unix(const char *path, char *message, size_t size)
+{
+    const size_t most = sizeof((struct sockaddr_un *)NULL)->sun_path - 1;
+    if (*path && strlen(path) <= most)
+        return true;
+    return listener_fail(message, size, "--listen unix:%s: a socket's path has 1 to %zu bytes", path, most);
+}
+
 static bool listener_open_unix(struct listener *l, const char *path, char *message, size_t size)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     struct stat st;
-    if (!*path || strlen(path) >= sizeof a.sun_path)
-        return listener_fail(message, size, "--listen unix:%s: a socket's path has 1 to %zu bytes", path, sizeof a.sun_path - 1);
+    if (!listener_check_unix(path, message, size))
+        return false;
     memcpy(a.sun_path, path, strlen(path) + 1);
     l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (l->fd < 0)
@@ -107,13 +116,13 @@ static bool listener_open_unix(struct listener *l, const char *path, char *messa
     return true;
 }
 
-static bool listener_open_tcp(struct listener *l, const char *text, char *message, size_t size)
+/* The host, without brackets, and where the port begins in `text`. */
+static bool listener_split(const char *text, char host[LISTENER_HOST_SIZE], const char **port, char *message, size_t size)
 {
-    char host[256];
     const char *colon = strrchr(text, ':');
     size_t length = colon ? (size_t)(colon - text) : 0;
-    if (!colon || !colon[1] || length >= sizeof host || strspn(colon + 1, "0123456789") != strlen(colon + 1) || strlen(colon + 1) > 5 ||
-        atoi(colon + 1) > 65535)
+    if (!colon || !colon[1] || length >= LISTENER_HOST_SIZE || strspn(colon + 1, "0123456789") != strlen(colon + 1) ||
+        strlen(colon + 1) > 5 || atoi(colon + 1) > 65535)
         return listener_fail(message, size, "--listen %s: wanted HOST:PORT, [V6]:PORT or unix:PATH", text);
     memcpy(host, text, length);
     host[length] = '\0';
@@ -123,9 +132,19 @@ static bool listener_open_tcp(struct listener *l, const char *text, char *messag
     } else if (strpbrk(host, "[]:")) {
         return listener_fail(message, size, "--listen %s: write an IPv6 address in brackets", text);
     }
+    *port = colon + 1;
+    return true;
+}
+
+static bool listener_open_tcp(struct listener *l, const char *text, char *message, size_t size)
+{
+    char host[LISTENER_HOST_SIZE];
+    const char *port;
+    if (!listener_split(text, host, &port, message, size))
+        return false;
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found = NULL;
     bool any = !host[0] || strcmp(host, "*") == 0;
-    int code = getaddrinfo(any ? NULL : host, colon + 1, &hints, &found);
+    int code = getaddrinfo(any ? NULL : host, port, &hints, &found);
     if (code)
         return listener_fail(message, size, "--listen %s: %s", text, gai_strerror(code));
     l->fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -137,6 +156,15 @@ static bool listener_open_tcp(struct listener *l, const char *text, char *messag
         error = errno;
     freeaddrinfo(found);
     return error ? listener_fail(message, size, "--listen %s: %s", text, strerror(error)) : true;
+}
+
+bool listener_check(const char *text, char *message, size_t size)
+{
+    char host[LISTENER_HOST_SIZE];
+    const char *port;
+    if (strncmp(text, "unix:", 5) == 0)
+        return listener_check_unix(text + 5, message, size);
+    return listener_split(text, host, &port, message, size);
 }
 
 /* LISTEN_FDS for this process: sockets that already listen. */

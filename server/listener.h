@@ -27,6 +27,8 @@ struct listener_set {
     size_t count;
 };
 
+/* False: `text` is no HOST:PORT, [V6]:PORT or unix:PATH, and `message` says so. Whether it can be listened on is found out below. */
+bool listener_check(const char *text, char *message, size_t size);
 /* Sockets that systemd handed over take the place of the default --listen; others given by name are opened too. False: `message`
  * names the address and the reason, and nothing is left open. */
 bool listener_open_all(struct listener_set *set, const struct options_list *listen, char *message, size_t size);

@@ -33,7 +33,21 @@
 #define MAIN_PARSERS 2
 #define MAIN_WAITERS 16 /* removals that wait for an adapter's last request, at once */
 
+/* Told apart for whoever starts the process: after EXIT_USAGE, what was asked for has to be changed before another start can help. */
 enum { EXIT_GOOD = 0, EXIT_BAD = 1, EXIT_USAGE = 2 };
+
+static int main_status(enum engine_code code)
+{
+    switch (code) {
+    case ENGINE_OK: return EXIT_GOOD;
+    case ENGINE_CANCELLED: /* by a signal that also says how this ends */
+    case ENGINE_DEVICE_FAILED:
+    case ENGINE_OUT_OF_MEMORY:
+    case ENGINE_OUT_OF_DEVICE_MEMORY:
+    case ENGINE_INTERNAL: return EXIT_BAD;
+    default: return EXIT_USAGE; /* options, the checkpoint, adapters */
+    }
+}
 
 struct main_state {
     struct server server;
@@ -168,34 +182,42 @@ static int main_open_adapter(const char *item, char name[ENGINE_ADAPTER_NAME_MAX
     return fd;
 }
 
-/* What needs no weights to be found wrong is said before anybody is told that there is a server. */
-static bool main_check_options(const struct options *o)
+/* What needs no weights to be found wrong is said before anybody is told that there is a server. Returns the exit status. */
+static int main_check_options(const struct options *o)
 {
+    char message[512];
+    for (size_t i = 0; i < o->listen.count; i++) {
+        if (!listener_check(o->listen.item[i], message, sizeof message)) {
+            log_message(LOG_LEVEL_ERROR, "%s", message);
+            return EXIT_USAGE;
+        }
+    }
     struct engine_options options = main_engine_options(o);
     struct engine_error error;
-    if (engine_options_check(&options, &error) != ENGINE_OK) {
+    enum engine_code code = engine_options_check(&options, &error);
+    if (code != ENGINE_OK) {
         log_message(LOG_LEVEL_ERROR, "%s", error.message);
-        return false;
+        return main_status(code);
     }
     for (size_t i = 0; i < o->adapter.count; i++) {
         char name[ENGINE_ADAPTER_NAME_MAX + 1];
         int fd = main_open_adapter(o->adapter.item[i], name);
         if (fd < 0)
-            return false;
+            return EXIT_USAGE;
         close(fd);
     }
-    return true;
+    return EXIT_GOOD;
 }
 
-/* --adapter NAME=PATH, each before the first request. */
-static bool main_install_adapters(const struct main_state *m, struct engine *engine)
+/* --adapter NAME=PATH, each before the first request. Returns the exit status. */
+static int main_install_adapters(const struct main_state *m, struct engine *engine)
 {
     const struct options_list *list = &m->server.options->adapter;
     for (size_t i = 0; i < list->count && !atomic_load(&m->stop); i++) {
         char name[ENGINE_ADAPTER_NAME_MAX + 1];
         int fd = main_open_adapter(list->item[i], name);
         if (fd < 0)
-            return false;
+            return EXIT_USAGE;
         struct engine_adapter_info info;
         struct engine_error error;
         bool replaced;
@@ -203,15 +225,16 @@ static bool main_install_adapters(const struct main_state *m, struct engine *eng
         close(fd);
         if (code != ENGINE_OK) {
             log_message(LOG_LEVEL_ERROR, "--adapter %s: %s", list->item[i], error.message);
-            return false;
+            return main_status(code);
         }
         adapters_log("adapter installed", &info, "--adapter", strchr(list->item[i], '=') + 1, NULL);
         engine_adapter_info_finish(&info);
     }
-    return true;
+    return EXIT_GOOD;
 }
 
-static struct engine *main_load(struct main_state *m)
+/* NULL: *status is the exit status. */
+static struct engine *main_load(struct main_state *m, int *status)
 {
     struct log_progress progress;
     struct engine_options options = main_engine_options(m->server.options);
@@ -225,10 +248,13 @@ static struct engine *main_load(struct main_state *m)
     if (code != ENGINE_OK) {
         if (code != ENGINE_CANCELLED)
             log_message(LOG_LEVEL_ERROR, "%s", error.message);
+        *status = main_status(code);
         return NULL;
     }
-    if (main_install_adapters(m, engine))
+    int installed = main_install_adapters(m, engine);
+    if (installed == EXIT_GOOD)
         return engine;
+    *status = installed;
     engine_destroy(engine);
     return NULL;
 }
@@ -309,8 +335,9 @@ static int main_run(struct main_state *m)
     for (size_t i = 0; i <= route_count; i++)
         route[i] = route_table[i].pattern;
     m->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (!main_check_options(o))
-        return EXIT_USAGE;
+    int checked = main_check_options(o);
+    if (checked != EXIT_GOOD)
+        return checked;
     s->auth = auth_create(o->api_key_file, o->admin_key_file, o->metrics_open, message, sizeof message);
     s->spool = s->auth ? spool_create(o->spool_dir, message, sizeof message) : NULL;
     if (!s->spool || !listener_open_all(&m->listeners, &o->listen, message, sizeof message)) {
@@ -333,7 +360,7 @@ static int main_run(struct main_state *m)
     for (size_t i = 0; i < m->listeners.count; i++)
         dprintf(STDERR_FILENO, "listening on %s\n", m->listeners.item[i].text);
 
-    engine = main_load(m);
+    engine = main_load(m, &status);
     if (engine)
         status = main_serve(m, engine);
     else if (atomic_load(&m->stop))
@@ -407,7 +434,7 @@ int main(int argc, char **argv)
     if (options.check) {
         struct engine_options engine = main_engine_options(&options);
         pthread_sigmask(SIG_UNBLOCK, &set, NULL); /* nobody waits for them here */
-        status = engine_check(options.check, &engine, stdout) == ENGINE_OK ? EXIT_GOOD : EXIT_BAD;
+        status = main_status(engine_check(options.check, &engine, stdout));
     } else {
         main_raise_descriptors(&options);
         state.server.options = &options;

@@ -450,7 +450,13 @@ void options_print_help(FILE *out)
         print_wrapped(out, text);
     }
     fputs("\nSIGTERM and SIGINT end the server once what is in flight has finished; a second one ends it at once.\n"
-          "SIGHUP reads the key files again. Exit status: 0 after an orderly end, 2 for options that can't be used, 1 for\n"
-          "every other failure.\n",
+          "SIGHUP reads the key files again.\n"
+          "\n"
+          "Exit status, of --check, too:\n"
+          "  0  an orderly end; with --check, nothing is wrong\n"
+          "  1  a failure while serving, or of the machine: memory, a device, an address that is taken, a drain that\n"
+          "     timed out\n"
+          "  2  what was asked for can't be used: an option, the config or a key file; a checkpoint, adapter, layer or\n"
+          "     expert that is missing, damaged or does not fit. Starting again does not help before something is changed.\n",
           out);
 }

@@ -116,6 +116,9 @@ def test_options_are_checked_before_listening():
             (model + ["--adapter", f"a b={folder}"], "--adapter"),
             (model + ["--device", "cuda:99"], "cuda:99"),
             (model + ["--spool-dir", f"{folder}/none"], "--spool-dir"),
+            (model + ["--listen", "8080"], "--listen 8080"),
+            (model + ["--listen", "127.0.0.1:99999"], "--listen 127.0.0.1:99999"),
+            (model + ["--listen", "unix:" + "x" * 200], "--listen unix:"),
             (["--synthetic", "E=8"], "--synthetic"),
             (["--synthetic", "E=8,K=9,H=64,I=64,L=1"], "K=9")):
         r = subprocess.run([EXPERTD, "--spool-dir", folder, "--listen", "127.0.0.1:0", *options], capture_output=True, text=True, timeout=20 * SLOW)
@@ -130,8 +133,28 @@ def test_bad_weights():
     with open(f"{folder}/model.safetensors", "wb") as f:
         f.write(b"\0" * 100)
     with Server("--model", folder, ready=False) as s:
-        assert s.wait() == 1 and any("model.safetensors" in line for line in s.log if line), s.log
+        assert s.wait() == 2 and any("model.safetensors" in line for line in s.log if line), s.log
+    os.unlink(f"{folder}/model.safetensors")
+    with open(os.path.join(fixture("olmoe"), "model.safetensors"), "rb") as f:
+        names = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+    with open(f"{folder}/model.safetensors.index.json", "w") as f:
+        json.dump({"weight_map": {name: "shard-1.safetensors" for name in names if name != "__metadata__"}}, f)
+    with Server("--model", folder, ready=False) as s:
+        assert s.wait() == 2 and any("shard-1.safetensors" in line for line in s.log if line), s.log
     shutil.rmtree(folder)
+
+
+def test_selections_beyond_the_model():
+    for option, value in (("--layers", "99"), ("--experts", "0-999")):
+        with Server("--model", fixture("olmoe"), option, value, ready=False) as s:
+            assert s.wait() == 2 and any(option in line for line in s.log if line), s.log
+
+
+def test_check_ends_as_serving_would():
+    model = fixture("olmoe")
+    for options, status in (([model], 0), (["/nowhere"], 2), ([model, "--layers", "99"], 2), ([fixture("mixtral") + "/adapter_2d_0", "--model", model], 2)):
+        r = subprocess.run([EXPERTD, "--check", *options], capture_output=True, text=True, timeout=20 * SLOW)
+        assert r.returncode == status, (options, r)
 
 
 def test_install_during_drain():
@@ -201,7 +224,7 @@ def test_listeners():
         assert r.returncode == 1 and s.urls[0][7:] in r.stderr, r
     for wrong in ("", "localhost", "1.2.3.4", "::1:80", "[::1]", "127.0.0.1:70000", "127.0.0.1:x", "unix:", "unix:" + "x" * 200, "no.such.host.invalid:1"):
         r = subprocess.run([EXPERTD, *SYNTHETIC, "--listen", wrong], capture_output=True, text=True, timeout=30 * SLOW)
-        assert r.returncode in (1, 2) and "--listen" in r.stderr, (wrong, r)
+        assert r.returncode == (1 if wrong.startswith("no.such") else 2) and "--listen" in r.stderr, (wrong, r)
 
 
 def test_socket_handed_over():

@@ -55,6 +55,9 @@ install_missing() {
     rm -f "$log"
 }
 
+# suites: the names that tests can be picked by, as the build's files have them.
+suites() { grep -rhoE --include=meson.build "suite: '[a-z]+'" "$top/tests" | cut -d "'" -f 2 | sort -u; }
+
 has_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
 
 # configure DIR OPTION...: a build folder that works, whatever was there before.

@@ -42,6 +42,8 @@ def check_scripts():
         result = run("bash", path, "--help")
         require(result.returncode == 0 and "usage:" in result.stdout, f"{path} --help fails")
         require(run("bash", path, "--no-such-option").returncode == 1, f"{path} takes unknown options")
+    result = run("bash", "deploy/test", "--suite", "unit", "--suite", "nonsense")
+    require(result.returncode == 1 and "'nonsense'; there are: " in result.stderr and " unit" in result.stderr, f"deploy/test: suites: {result}")
 
 
 def check_dockerfile(path):

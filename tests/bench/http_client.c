@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/bench/http_client.h"
 
+#include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #define HEAD_MAX 16384
+#define TIMEOUT_S 120 /* for connecting, and for each piece sent or received */
 
 bool http_client_init(struct http_client *client, const char *url, const char *key)
 {
@@ -56,15 +58,24 @@ void http_client_finish(struct http_client *client)
     client->buffer = NULL;
 }
 
+static void set_limits(int fd)
+{
+    struct timeval limit = {.tv_sec = TIMEOUT_S};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit); /* of connect, too */
+}
+
 static int open_unix(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     memcpy(address.sun_path, path, strlen(path) + 1);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
+    if (fd < 0)
+        return -1;
+    set_limits(fd);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
         return fd;
-    if (fd >= 0)
-        close(fd);
+    close(fd);
     return -1;
 }
 
@@ -76,7 +87,10 @@ static int open_tcp(const char *host, const char *port)
     int fd = -1, one = 1;
     for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
         fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
-        if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen)) {
+        if (fd < 0)
+            continue;
+        set_limits(fd);
+        if (connect(fd, a->ai_addr, a->ai_addrlen)) {
             close(fd);
             fd = -1;
         }
@@ -90,11 +104,6 @@ static int open_tcp(const char *host, const char *port)
 static bool client_connect(struct http_client *client)
 {
     client->fd = client->path[0] ? open_unix(client->path) : open_tcp(client->host, client->port);
-    struct timeval limit = {.tv_sec = 120};
-    if (client->fd >= 0) {
-        setsockopt(client->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-        setsockopt(client->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    }
     return client->fd >= 0;
 }
 
@@ -190,15 +199,20 @@ static bool receive_reply(struct http_client *client, bool head_only, struct htt
 bool http_client_call(struct http_client *client, const char *method, const char *target, const void *body, size_t length, long json_length,
                       struct http_reply *reply)
 {
-    if (client->fd < 0 && !client_connect(client))
+    errno = 0;
+    if (client->fd < 0 && !client_connect(client)) {
+        client->failure = errno == EINPROGRESS || errno == ETIMEDOUT ? HTTP_TIMED_OUT : HTTP_NO_CONNECTION; /* EINPROGRESS: SO_SNDTIMEO's */
         return false;
+    }
     char head[1024], inference[64] = "";
     if (json_length >= 0)
         snprintf(inference, sizeof inference, "Inference-Header-Content-Length: %ld\r\n", json_length);
     int n = snprintf(head, sizeof head, "%s %s HTTP/1.1\r\nHost: %s\r\n%s%sContent-Length: %zu\r\n\r\n", method, target, client->host,
                      client->authorization, inference, body ? length : 0);
     struct iovec piece[2] = {{head, (size_t)n}, {(void *)(size_t)body, length}};
+    errno = 0;
     if (n >= (int)sizeof head || !send_all(client->fd, piece, body ? 2 : 1) || !receive_reply(client, !strcmp(method, "HEAD"), reply)) {
+        client->failure = errno == EAGAIN || errno == EWOULDBLOCK ? HTTP_TIMED_OUT : HTTP_CUT_OFF;
         close(client->fd);
         client->fd = -1;
         return false;

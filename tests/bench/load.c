@@ -4,9 +4,9 @@
  *
  * Each client draws a few distinct requests once and repeats them. The first reply to each is kept, and every later reply to it has to
  * have the same bits, whatever else the server was computing: a row's bits don't depend on its company. While requests are counted, a
- * long reply is compared in one window, which moves on from reply to reply: comparing all of 16 MiB would take the client a fifth as
- * long as the whole request, and the rate would be its own. Latency is what the client sees, from the first byte sent to the last byte
- * read; overhead is latency less the server's own queue and compute time.
+ * long reply is compared in one window, which moves on from reply to reply: comparing all of 16 MiB would take the client a fifth as long
+ * as the whole request, and the rate would be its own. When no client gets any answer for GIVE_UP_S, all stop. Latency is what the client
+ * sees, from the first byte sent to the last byte read; overhead is latency less the server's own queue and compute time.
  */
 #include "tests/bench/load.h"
 #include "kernels/dtype.h"
@@ -25,6 +25,8 @@
 #define DISTINCT 4 /* requests a client alternates between */
 #define MAX_ADAPTERS 1024
 #define WINDOW ((size_t)32 << 10) /* bytes compared of a counted reply */
+#define STATUSES 600 /* HTTP statuses are below; what is not, counts as 0 */
+#define GIVE_UP_S 3
 
 struct settings {
     const char *url, *key, *mode, *encoding, *adapters;
@@ -54,11 +56,15 @@ struct worker {
     struct body body[DISTINCT];
     float *latency, *overhead, *compute; /* microseconds, of counted requests */
     size_t count, capacity;
-    size_t failed, different, refused;
-    char first_error[256];
+    size_t different;
+    size_t unanswered[HTTP_FAILURES], status[STATUSES]; /* status[200] is not counted */
+    atomic_int silent_ms; /* how long calls without an answer have followed each other; 0: the last call had one */
+    char first_error[256]; /* of what counts as failed */
 };
 
 static atomic_bool counting, stopping;
+static const char *const failure_name[HTTP_FAILURES] = {
+    [HTTP_NO_CONNECTION] = "no connection", [HTTP_TIMED_OUT] = "timed out", [HTTP_CUT_OFF] = "cut off"};
 
 static double now(void)
 {
@@ -276,12 +282,18 @@ static void *work(void *arg)
     struct worker *w = arg;
     struct http_client client;
     http_client_init(&client, w->settings->url, w->settings->key);
+    double silent_since = 0;
     for (int i = 0; !atomic_load(&stopping); i++) {
         struct body *b = &w->body[i % DISTINCT];
         struct http_reply reply;
         double start = now();
         bool answered = http_client_call(&client, "POST", "/moe/forward", b->data, b->length, b->json_length, &reply);
         double latency = now() - start;
+        if (answered)
+            silent_since = 0;
+        else if (silent_since <= 0)
+            silent_since = start;
+        atomic_store(&w->silent_ms, answered ? 0 : (int)((now() - silent_since) * 1e3));
         if (answered && reply.status == 200) {
             bool counted = atomic_load(&counting);
             check_reply(w, b, &reply, !counted);
@@ -289,14 +301,16 @@ static void *work(void *arg)
                 record(w, latency, &reply);
             continue;
         }
-        if (answered && reply.status == 429)
-            w->refused++;
+        if (answered)
+            w->status[reply.status > 0 && reply.status < STATUSES ? reply.status : 0]++;
         else
-            w->failed++;
-        if (!w->first_error[0])
-            snprintf(w->first_error, sizeof w->first_error, "%d %.200s", answered ? reply.status : 0, answered ? reply.body : "no answer");
+            w->unanswered[client.failure]++;
+        if (!w->first_error[0] && !answered)
+            snprintf(w->first_error, sizeof w->first_error, "no answer: %s", failure_name[client.failure]);
+        else if (!w->first_error[0] && reply.status != 429)
+            snprintf(w->first_error, sizeof w->first_error, "%d %.200s", reply.status, reply.body);
         if (!answered || reply.status == 429)
-            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+            nanosleep(&(struct timespec){.tv_nsec = answered ? 1000000 : 20000000}, NULL);
     }
     http_client_finish(&client);
     return NULL;
@@ -321,7 +335,7 @@ static json_t *get_json(const struct settings *s, const char *target)
     json_t *tree = NULL;
     http_client_init(&client, s->url, s->key);
     if (!http_client_call(&client, "GET", target, NULL, 0, -1, &reply))
-        fprintf(stderr, "load: GET %s: no answer from %s; is the server up?\n", target, s->url);
+        fprintf(stderr, "load: GET %s: no answer from %s (%s); is the server up?\n", target, s->url, failure_name[client.failure]);
     else if (reply.status != 200)
         report_refusal(target, &reply);
     else if (!(tree = json_loadb(reply.body, reply.length, 0, NULL)))
@@ -387,74 +401,143 @@ static float *gather(const struct worker *workers, int n, size_t offset, size_t 
     return all;
 }
 
+/* Microseconds, or "-" when there are none. */
+static const char *show(char text[32], const float *sorted, size_t n, double p, int digits)
+{
+    if (n)
+        snprintf(text, 32, "%.*f", digits, percentile(sorted, n, p));
+    else
+        snprintf(text, 32, "-");
+    return text;
+}
+
+/* "no connection: 12, 503: 4" */
+static void print_failures(const size_t unanswered[HTTP_FAILURES], const size_t status[STATUSES], const char *between)
+{
+    const char *before = "";
+    for (int i = 0; i < HTTP_FAILURES; i++) {
+        if (unanswered[i]) {
+            printf("%s%s: %zu", before, failure_name[i], unanswered[i]);
+            before = between;
+        }
+    }
+    for (int i = 0; i < STATUSES; i++) {
+        if (status[i] && i != 429) {
+            printf("%s%d: %zu", before, i, status[i]);
+            before = between;
+        }
+    }
+}
+
 static int report(const struct settings *s, const struct worker *workers, double seconds)
 {
-    size_t total = 0, failed = 0, different = 0, refused = 0;
+    size_t total = 0, failed = 0, different = 0, unanswered[HTTP_FAILURES] = {0}, status[STATUSES] = {0};
     const char *error = "";
     for (int i = 0; i < s->clients; i++) {
         total += workers[i].count;
-        failed += workers[i].failed;
         different += workers[i].different;
-        refused += workers[i].refused;
-        if (workers[i].first_error[0])
+        for (int j = 0; j < HTTP_FAILURES; j++) {
+            unanswered[j] += workers[i].unanswered[j];
+            failed += workers[i].unanswered[j];
+        }
+        for (int j = 0; j < STATUSES; j++) {
+            status[j] += workers[i].status[j];
+            failed += j == 429 ? 0 : workers[i].status[j];
+        }
+        if (!error[0])
             error = workers[i].first_error;
     }
+    size_t refused = status[429];
     float *latency = gather(workers, s->clients, offsetof(struct worker, latency), total);
     float *overhead = gather(workers, s->clients, offsetof(struct worker, overhead), total);
     float *compute = gather(workers, s->clients, offsetof(struct worker, compute), total);
     if (!latency || !overhead || !compute)
         return 1;
-    double p50 = percentile(latency, total, 0.5), p99 = percentile(latency, total, 0.99), o50 = percentile(overhead, total, 0.5);
     double rate = (double)total / seconds;
+    int digits = s->csv ? 1 : 0;
+    char a[7][32];
+    const char *p50 = show(a[0], latency, total, 0.5, digits), *p90 = show(a[1], latency, total, 0.9, digits);
+    const char *p99 = show(a[2], latency, total, 0.99, digits), *most = show(a[3], latency, total, 1, digits);
+    const char *c50 = show(a[4], compute, total, 0.5, digits);
+    const char *o50 = show(a[5], overhead, total, 0.5, digits), *o99 = show(a[6], overhead, total, 0.99, digits);
     if (s->csv) {
         printf("rows,clients,encoding,dtype,adapters,requests,failed,refused,different,p50_us,p90_us,p99_us,max_us,compute_p50_us,"
-               "overhead_p50_us,overhead_p99_us,requests_s,rows_s\n");
-        printf("%d,%d,%s,%s,%d,%zu,%zu,%zu,%zu,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f\n", s->rows, s->clients, s->encoding,
-               dtype_name(s->dtype), s->adapter_count, total, failed, refused, different, p50, percentile(latency, total, 0.9), p99,
-               percentile(latency, total, 1), percentile(compute, total, 0.5), o50, percentile(overhead, total, 0.99), rate,
-               rate * s->rows);
+               "overhead_p50_us,overhead_p99_us,requests_s,rows_s,failures\n");
+        printf("%d,%d,%s,%s,%d,%zu,%zu,%zu,%zu,%s,%s,%s,%s,%s,%s,%s,%.1f,%.1f,", s->rows, s->clients, s->encoding, dtype_name(s->dtype),
+               s->adapter_count, total, failed, refused, different, p50, p90, p99, most, c50, o50, o99, rate, rate * s->rows);
+        print_failures(unanswered, status, "; ");
+        putchar('\n');
     } else {
         printf("%d rows x %d clients, %s %s, K=%d, %d adapters: %zu requests in %.1f s, %.1f requests/s, %.0f rows/s\n", s->rows,
                s->clients, s->encoding, dtype_name(s->dtype), s->k, s->adapter_count, total, seconds, rate, rate * s->rows);
-        printf("latency  p50 %.0f us  p90 %.0f  p99 %.0f  max %.0f\n", p50, percentile(latency, total, 0.9), p99,
-               percentile(latency, total, 1));
-        printf("compute  p50 %.0f us  overhead (latency - queue - compute) p50 %.0f us  p99 %.0f\n", percentile(compute, total, 0.5), o50,
-               percentile(overhead, total, 0.99));
-        printf("%zu failed, %zu refused (429), %zu replies whose bits differ from the first reply to the same request\n", failed, refused,
-               different);
+        printf("latency  p50 %s us  p90 %s  p99 %s  max %s\n", p50, p90, p99, most);
+        printf("compute  p50 %s us  overhead (latency - queue - compute) p50 %s us  p99 %s\n", c50, o50, o99);
+        printf("%zu failed", failed);
+        if (failed) {
+            printf(" (");
+            print_failures(unanswered, status, ", ");
+            printf(")");
+        }
+        printf(", %zu refused (429), %zu replies whose bits differ from the first reply to the same request\n", refused, different);
     }
     if (error[0])
         fprintf(stderr, "load: first error: %s\n", error);
     free(latency);
     free(overhead);
     free(compute);
+    fflush(stdout);
     return failed || different || !total;
 }
 
 static void usage(FILE *out)
 {
-    fputs("usage: expert-bench load [OPTIONS]\n"
-          "\n"
-          "Posts batches to a running server as fast as it answers them, and compares each reply with the first one to the same request.\n"
-          "\n"
-          "  --url URL            http://HOST:PORT or unix:PATH; default http://127.0.0.1:8080\n"
-          "  --api-key KEY        bearer key, where the server wants one\n"
-          "  --clients N          connections, each with one request at a time; default 1\n"
-          "  --rows N             rows of a request; default 32\n"
-          "  --k N                experts of a row; default what the model says\n"
-          "  --layer N            default the first that the server holds\n"
-          "  --mode MODE          auto (default), decode or prefill\n"
-          "  --dtype TYPE         BF16 (default), FP16 or FP32\n"
-          "  --encoding ENCODING  binary (default) or json\n"
-          "  --adapters WHICH     none (default), all that are installed, or names A,B,...: each row draws one\n"
-          "  --base-percent N     of the rows, in percent, that use none; default 0\n"
-          "  --duration S         seconds that are counted; default 10\n"
-          "  --warmup S           seconds before them; default 2\n"
-          "  --csv                a header and one line of figures instead of sentences\n"
-          "  --help               print this\n"
-          "\n"
-          "The exit status is 0 when there were answers, none failed and all repeated bit for bit.\n",
-          out);
+    fprintf(
+        out,
+        "usage: expert-bench load [OPTIONS]\n"
+        "\n"
+        "Posts batches to a running server as fast as it answers them, and compares each reply with the first one to the same request.\n"
+        "\n"
+        "  --url URL            http://HOST:PORT or unix:PATH; default http://127.0.0.1:8080\n"
+        "  --api-key KEY        bearer key, where the server wants one\n"
+        "  --clients N          connections, each with one request at a time; default 1\n"
+        "  --rows N             rows of a request; default 32\n"
+        "  --k N                experts of a row; default what the model says\n"
+        "  --layer N            default the first that the server holds\n"
+        "  --mode MODE          auto (default), decode or prefill\n"
+        "  --dtype TYPE         BF16 (default), FP16 or FP32\n"
+        "  --encoding ENCODING  binary (default) or json\n"
+        "  --adapters WHICH     none (default), all that are installed, or names A,B,...: each row draws one\n"
+        "  --base-percent N     of the rows, in percent, that use none; default 0\n"
+        "  --duration S         seconds that are counted; default 10\n"
+        "  --warmup S           seconds before them; default 2\n"
+        "  --csv                a header and one line of figures instead of sentences\n"
+        "  --help               print this\n"
+        "\n"
+        "Failed requests are counted by kind: no connection, timed out, cut off, or the HTTP status. 429 counts apart, as refused.\n"
+        "When no client has had any answer for %d s, the load ends early, with what was measured so far.\n"
+        "The exit status is 0 when there were answers, none failed and all repeated bit for bit.\n",
+        GIVE_UP_S);
+}
+
+/* No client has had an answer, of whatever status, for that long. */
+static bool all_silent(struct worker *workers, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (atomic_load(&workers[i].silent_ms) < GIVE_UP_S * 1000)
+            return false;
+    return n > 0;
+}
+
+/* False: nobody answers any more. */
+static bool let_run(struct worker *workers, int n, double seconds)
+{
+    for (double end = now() + seconds, left; (left = end - now()) > 0;) {
+        if (all_silent(workers, n))
+            return false;
+        double step = left < 0.1 ? left : 0.1;
+        nanosleep(&(struct timespec){.tv_nsec = (long)(step * 1e9)}, NULL);
+    }
+    return true;
 }
 
 /* How many could be started. */
@@ -525,14 +608,14 @@ int load_main(int argc, char **argv)
         prepared &= workers[i].prepared;
     }
     started = prepared ? start_all(workers, s.clients, work) : 0;
-    struct timespec rest = {.tv_sec = (time_t)s.warmup, .tv_nsec = (long)((s.warmup - floor(s.warmup)) * 1e9)};
-    nanosleep(&rest, NULL);
+    bool alive = let_run(workers, started, s.warmup);
     double start = now();
     atomic_store(&counting, true);
-    rest = (struct timespec){.tv_sec = (time_t)s.duration, .tv_nsec = (long)((s.duration - floor(s.duration)) * 1e9)};
-    nanosleep(&rest, NULL);
+    alive = alive && let_run(workers, started, s.duration);
     double seconds = now() - start;
     atomic_store(&stopping, true);
+    if (!alive)
+        fprintf(stderr, "load: stopped early: no client has had any answer from %s for %d s\n", s.url, GIVE_UP_S);
     for (int i = 0; i < started; i++)
         pthread_join(workers[i].thread, NULL);
     int status = started == s.clients ? report(&s, workers, seconds) : 1;

@@ -255,11 +255,24 @@ __device__ __forceinline__ void hopper_store(const struct kernel_forward &f, con
     }
 }
 
+/* A stage of weights is done with, by a whole warp, whose product has ended. With adapters the barriers count lanes: each that has read
+ * of an adapters' stage arrives for itself. */
+template <bool LORA> __device__ __forceinline__ void hopper_done(struct hopper_shared *s, uint32_t turn)
+{
+    const uint32_t empty = smem_address(&s->empty[turn % STAGES]);
+    if (threadIdx.x % 32 != 0)
+        return;
+    if (LORA)
+        barrier_arrive_many(empty, 32);
+    else
+        barrier_arrive(empty);
+}
+
 template <typename OP, bool DOWN, bool LORA, int MT, int N>
 __device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, const struct hopper_tile &tile, uint32_t ring,
                                                struct hopper_shared *s, int blocks, int number, uint32_t *turn)
 {
-    const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
+    const int consumer = threadIdx.x / 128 - 1;
     float acc[MT][N / 2] = {}; /* not left to the first instruction: every tile shape's would live through the loop over tiles */
 #pragma unroll 1 /* four times the code has to come from afar */
     for (int k = 0; k < blocks; k++, ++*turn) {
@@ -278,13 +291,11 @@ __device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, c
         wgmma_commit();
         if (k > 0) {
             wgmma_wait<1>();
-            if (lane == 0)
-                barrier_arrive(smem_address(&s->empty[(*turn - 1) % STAGES]));
+            hopper_done<LORA>(s, *turn - 1);
         }
     }
     wgmma_wait<0>();
-    if (lane == 0)
-        barrier_arrive(smem_address(&s->empty[(*turn - 1) % STAGES]));
+    hopper_done<LORA>(s, *turn - 1);
     if (LORA) {
         bool more = s->runs[number % TILES_AHEAD] > 0;
         __syncwarp(); /* all lanes have read it when the first arrives anywhere */
@@ -294,9 +305,7 @@ __device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, c
             barrier_wait(smem_address(&s->full[stage]), *turn / STAGES & 1);
             more = !s->lora[stage].last;
             lora_fold<OP, DOWN, MT, N, MT * 8>(acc, ring + stage * STAGE_BYTES, &s->lora[stage], consumer * MT * 4 + threadIdx.x / 32 % 4);
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(smem_address(&s->empty[stage]));
+            barrier_arrive(smem_address(&s->empty[stage]));
         }
     }
 #pragma unroll
@@ -313,7 +322,7 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(smem_address(&s->full[i]), PRODUCERS + 1);
-            barrier_init(smem_address(&s->empty[i]), 8);
+            barrier_init(smem_address(&s->empty[i]), LORA ? 256 : 8);
         }
         fence_async_proxy();
     }

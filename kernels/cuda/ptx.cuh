@@ -169,6 +169,11 @@ __device__ __forceinline__ void barrier_init(uint32_t bar, int count)
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
+/* The same as so many arrivals. */
+__device__ __forceinline__ void barrier_arrive_many(uint32_t bar, int count)
+{
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
 /* Waits until the phase of this parity is complete: the current one or the one before. Before the first there was one of parity 1. */
 __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity)
 {

@@ -57,6 +57,7 @@ __device__ __forceinline__ void prefetch_l2(const void *p) {}
 __device__ __forceinline__ void bar_sync(uint32_t id, uint32_t threads) { emulator_bar_sync((int)id, (int)threads); }
 __device__ __forceinline__ void barrier_init(uint32_t bar, int count) { emulator_mbarrier_init(bar, count); }
 __device__ __forceinline__ void barrier_arrive(uint32_t bar) { emulator_mbarrier_arrive(bar, 1, 0); }
+__device__ __forceinline__ void barrier_arrive_many(uint32_t bar, int count) { emulator_mbarrier_arrive(bar, count, 0); }
 __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) { emulator_mbarrier_wait(bar, parity); }
 __device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes) { emulator_mbarrier_arrive(bar, 1, bytes); }
 __device__ __forceinline__ void barrier_expect_more(uint32_t bar, uint32_t bytes) { emulator_mbarrier_expect(bar, bytes); }

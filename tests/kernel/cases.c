@@ -452,8 +452,10 @@ static char *run_stepwise(struct body *b, const struct problem *p, enum kernel_p
 
 void cases_check_stream(const struct body_target *target)
 {
-    for (size_t i = 0; i < 2 * CASES; i++) {
-        struct problem *p = make_case(i / 2, i % 2 ? DTYPE_FP16 : DTYPE_BF16);
+    for (size_t i = 0; i < CASES; i++) {
+        if (left_out(i))
+            continue;
+        struct problem *p = make_case(i, i % 2 ? DTYPE_FP16 : DTYPE_BF16);
         struct body *b = body_create(target, p);
         for (size_t j = 0; j < 2; j++) {
             char *want = run_stepwise(b, p, paths[j]);

@@ -293,13 +293,13 @@ static int main_serve(struct main_state *m, struct engine *engine)
     bool failed = engine_failed(engine);
     notify_manager("STOPPING=1");
     int64_t limit_ms = m->server.options->drain_timeout_s * 1000;
+    const int waiting = atomic_load(&m->server.requests); /* before anybody is told, and may be done by then */
     if (failed) {
         log_message(LOG_LEVEL_ERROR, "the device has failed; leaving");
         usleep(MAIN_FAILED_S * 1000000); /* so that whoever asks is told why, and probes see it */
     } else {
         log_message(LOG_LEVEL_INFO, "draining, at most %" PRId64 " s", m->server.options->drain_timeout_s);
     }
-    int waiting = atomic_load(&m->server.requests);
     int64_t began = server_now_ns();
     /* The engine goes on taking what was accepted before: new heads are refused by their own check. */
     bool drained = main_wait_requests(m, limit_ms);

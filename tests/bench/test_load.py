@@ -85,7 +85,7 @@ def main():
     assert r.returncode == 1 and "stopped early: no client has had any answer" in r.stderr and seconds < 40, (r, seconds)
     line, = csv.DictReader(r.stdout.splitlines())
     kinds = dict(kind.split(": ") for kind in line["failures"].split("; "))
-    assert line["requests"] == "20" and float(line["p50_us"]) > 0 and int(kinds["no connection"]) > 0, r
+    assert 15 < int(line["requests"]) <= 20 and float(line["p50_us"]) > 0 and int(kinds["no connection"]) > 0, r
     assert int(line["failed"]) == sum(int(count) for count in kinds.values()), r
     assert "first error: no answer: " in r.stderr, r
 

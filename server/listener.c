@@ -139,7 +139,7 @@ static bool listener_split(const char *text, char host[LISTENER_HOST_SIZE], cons
 static bool listener_open_tcp(struct listener *l, const char *text, char *message, size_t size)
 {
     char host[LISTENER_HOST_SIZE];
-    const char *port;
+    const char *port = NULL;
     if (!listener_split(text, host, &port, message, size))
         return false;
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found = NULL;

@@ -80,12 +80,12 @@ def main():
     r, _ = load(itertools.repeat(429), "--duration", "0.3")
     assert r.returncode == 1 and r.stdout.splitlines()[-1].startswith("0 failed, ") and not r.stderr, r
 
-    # The server goes away.
-    r, seconds = load([200] * 20, "--duration", "60", "--clients", "2", "--csv")
+    # The server goes away. What it answers before the time is taken is not counted.
+    r, seconds = load([200] * 2000, "--duration", "60", "--clients", "2", "--csv")
     assert r.returncode == 1 and "stopped early: no client has had any answer" in r.stderr and seconds < 40, (r, seconds)
     line, = csv.DictReader(r.stdout.splitlines())
     kinds = dict(kind.split(": ") for kind in line["failures"].split("; "))
-    assert 15 < int(line["requests"]) <= 20 and float(line["p50_us"]) > 0 and int(kinds["no connection"]) > 0, r
+    assert 0 < int(line["requests"]) <= 2000 and float(line["p50_us"]) > 0 and int(kinds["no connection"]) > 0, r
     assert int(line["failed"]) == sum(int(count) for count in kinds.values()), r
     assert "first error: no answer: " in r.stderr, r
 

@@ -132,7 +132,7 @@ __device__ __forceinline__ void shrink_unit_set(struct shrink_unit *u, const str
 
 /* Every chunk of up to `most` positions of an adapted segment is dealt to a block (gate's and up's share to one each where there
  * are fewer chunks than half the blocks), which does its ranks tile after tile. What is cut how changes no bit. */
-template <bool DOWN> __device__ __forceinline__ void shrink_list(const struct kernel_forward &f, struct shrink_shared *s, int blocks)
+template <bool DOWN> __device__ __forceinline__ void shrink_list(const struct kernel_forward &f, struct shrink_shared *s)
 {
     const int lane = threadIdx.x % 32, grid = gridDim.x;
     struct shrink_segment now[LIST_EACH];
@@ -497,7 +497,7 @@ __global__ void __launch_bounds__(SHRINK_THREADS, 1) shrink_sm90_kernel(const __
     } else if (warp < (CONSUMER_THREADS + GATHER_THREADS) / 32) {
         shrink_stream_v<DOWN>(f, s, ring, blocks);
     } else if (warp == WARP_LIST) {
-        shrink_list<DOWN>(f, s, blocks);
+        shrink_list<DOWN>(f, s);
         if (DOWN)
             launch_wait();
     } else if (warp == WARP_A) {

@@ -514,15 +514,21 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return enqueue_event(hold, stream, event, false);
 }
 
+/* For what the event was last recorded behind. */
+static waiter waiter_of_event(cudaEvent_t event)
+{
+    waiter w = {};
+    w.event = event->state;
+    w.turn = event->state->recorded;
+    return w;
+}
+
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     BEGIN;
     if (forbidden())
         return result(cudaErrorStreamCaptureUnsupported);
-    waiter w = {};
-    w.event = event->state;
-    w.turn = event->state->recorded;
-    return result(query(hold, w));
+    return result(query(hold, waiter_of_event(event)));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
@@ -530,9 +536,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     BEGIN;
     if (forbidden())
         return result(cudaErrorStreamCaptureUnsupported);
-    waiter w = {};
-    w.event = event->state;
-    w.turn = event->state->recorded;
+    waiter w = waiter_of_event(event);
     await(hold, w);
     return result(fault);
 }

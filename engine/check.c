@@ -81,14 +81,14 @@ static void print_adapter(FILE *out, const struct model *model, const struct ada
 }
 
 /* Without a model only the files themselves can be looked at. */
-static enum engine_code check_adapter_alone(int dir_fd, FILE *out)
+static enum engine_code check_adapter_alone(int dir_fd, const char *path, FILE *out)
 {
     struct engine_error error;
     struct safetensors_file *file = NULL;
     json_t *config = NULL;
-    enum engine_code code = config_load_json(dir_fd, "adapter_config.json", (size_t)16 << 20, ENGINE_BAD_ADAPTER, &config, &error);
+    enum engine_code code = config_load_json(dir_fd, path, "adapter_config.json", (size_t)16 << 20, ENGINE_BAD_ADAPTER, &config, &error);
     if (!code)
-        code = safetensors_open(dir_fd, "adapter_model.safetensors", ENGINE_BAD_ADAPTER, &file, &error);
+        code = safetensors_open(dir_fd, path, "adapter_model.safetensors", ENGINE_BAD_ADAPTER, &file, &error);
     if (code)
         fprintf(out, "%s\n", error.message);
     else
@@ -105,7 +105,7 @@ static enum engine_code check_adapter(int dir_fd, const char *path, const struct
     struct engine_error error;
     if (!options->model && !options->synthetic) {
         fprintf(out, "adapter: %s\n", path);
-        return check_adapter_alone(dir_fd, out);
+        return check_adapter_alone(dir_fd, path, out);
     }
     fprintf(out, "adapter: %s\nfor: %s\n", path, options->model ? options->model : options->synthetic);
     enum engine_code code = inspect(options, out, &model);

@@ -6,6 +6,7 @@
 #include "engine/checkpoint.h"
 #include "engine/config.h"
 #include "engine/family.h"
+#include "engine/path.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +17,6 @@
 
 #define SINGLE "model.safetensors"
 #define INDEX "model.safetensors.index.json"
-#define FOLDER_SHOWN 300
 #define MAX_INDEX ((size_t)128 << 20)
 
 struct shard {
@@ -32,6 +32,7 @@ struct entry {
 
 struct checkpoint {
     int dir_fd;
+    char *folder; /* its path */
     json_t *index; /* NULL: a single file */
     struct shard *shard;
     int32_t shards;
@@ -49,6 +50,7 @@ void checkpoint_close(struct checkpoint *c)
     }
     free(c->shard);
     free(c->entry);
+    free(c->folder);
     json_decref(c->index);
     if (c->dir_fd >= 0)
         close(c->dir_fd);
@@ -110,9 +112,8 @@ static enum engine_code list_shards(struct checkpoint *c, json_t *map, struct en
     {
         const char *file = json_string_value(value);
         if (!file || !plain_file_name(file)) {
-            code = engine_fail(error, ENGINE_BAD_CHECKPOINT,
-                               INDEX ": weight_map must map \"%.200s\" to a plain file name, not to %.100s%.100s", key,
-                               file ? "" : "another type", file ? file : "");
+            code = engine_fail(error, ENGINE_BAD_CHECKPOINT, "%s: weight_map must map \"%.200s\" to a plain file name, not to %.100s",
+                               path_show(c->folder, INDEX).s, key, file ? file : "another type");
             goto out;
         }
         name[at++] = file;
@@ -138,12 +139,12 @@ out:
 
 static enum engine_code open_index(struct checkpoint *c, struct engine_error *error)
 {
-    enum engine_code code = config_load_json(c->dir_fd, INDEX, MAX_INDEX, ENGINE_BAD_CHECKPOINT, &c->index, error);
+    enum engine_code code = config_load_json(c->dir_fd, c->folder, INDEX, MAX_INDEX, ENGINE_BAD_CHECKPOINT, &c->index, error);
     if (code)
         return code;
     json_t *map = json_object_get(c->index, "weight_map"), *value;
     if (!json_is_object(map))
-        return engine_fail(error, ENGINE_BAD_CHECKPOINT, INDEX ": weight_map is missing or not an object");
+        return engine_fail(error, ENGINE_BAD_CHECKPOINT, "%s: weight_map is missing or not an object", path_show(c->folder, INDEX).s);
     code = list_shards(c, map, error);
     if (code)
         return code;
@@ -169,7 +170,7 @@ static enum engine_code open_single(struct checkpoint *c, struct engine_error *e
     c->shard[0].name = strdup(SINGLE);
     if (!c->shard[0].name)
         return out_of_memory(error);
-    enum engine_code code = safetensors_open(c->dir_fd, SINGLE, ENGINE_BAD_CHECKPOINT, &c->shard[0].file, error);
+    enum engine_code code = safetensors_open(c->dir_fd, c->folder, SINGLE, ENGINE_BAD_CHECKPOINT, &c->shard[0].file, error);
     if (code)
         return code;
     c->count = safetensors_count(c->shard[0].file);
@@ -199,30 +200,15 @@ enum engine_code checkpoint_open_folder(const char *folder, int *dir_fd, struct 
     struct stat st;
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return engine_fail(error, ENGINE_IO, "%.*s: %s", FOLDER_SHOWN, folder, strerror(errno));
+        return engine_fail(error, ENGINE_IO, "%s: %s", path_show(folder, NULL).s, strerror(errno));
     if (!fstatat(fd, SINGLE, &st, 0) || !fstatat(fd, INDEX, &st, 0)) {
         *dir_fd = fd;
         return ENGINE_OK;
     }
-    engine_fail(error, ENGINE_BAD_CHECKPOINT, "%.*s holds neither " SINGLE " nor " INDEX "%s", FOLDER_SHOWN, folder,
+    engine_fail(error, ENGINE_BAD_CHECKPOINT, "%s holds neither " SINGLE " nor " INDEX "%s", path_show(folder, NULL).s,
                 checkpoint_is_adapter(fd) ? ": it is an adapter's folder, for --adapter or POST /adapters" : "");
     close(fd);
     return ENGINE_BAD_CHECKPOINT;
-}
-
-enum engine_code checkpoint_name_folder(const char *folder, struct engine_error *error)
-{
-    if ((error->code != ENGINE_BAD_CHECKPOINT && error->code != ENGINE_IO) ||
-        !strncmp(error->message, folder, strnlen(folder, FOLDER_SHOWN)))
-        return error->code;
-    static const char *const ending[] = {".json", ".safetensors"};
-    const struct engine_error e = *error;
-    size_t word = strcspn(e.message, ": "), length = strlen(folder);
-    const char *between = ": ";
-    for (size_t i = 0; i < sizeof ending / sizeof ending[0]; i++)
-        if (word > strlen(ending[i]) && !strncmp(e.message + word - strlen(ending[i]), ending[i], strlen(ending[i])))
-            between = length && folder[length - 1] == '/' ? "" : "/";
-    return engine_fail(error, e.code, "%.*s%s%s", FOLDER_SHOWN, folder, between, e.message);
 }
 
 enum engine_code checkpoint_open(const char *folder, struct checkpoint **out, struct engine_error *error)
@@ -232,7 +218,8 @@ enum engine_code checkpoint_open(const char *folder, struct checkpoint **out, st
         return out_of_memory(error);
     struct stat st;
     c->dir_fd = -1;
-    enum engine_code code = checkpoint_open_folder(folder, &c->dir_fd, error);
+    c->folder = strdup(folder);
+    enum engine_code code = c->folder ? checkpoint_open_folder(folder, &c->dir_fd, error) : out_of_memory(error);
     if (!code) /* a folder with both: the single file is what transformers would read, too */
         code = !fstatat(c->dir_fd, SINGLE, &st, 0) ? open_single(c, error) : open_index(c, error);
     if (code) {
@@ -257,9 +244,10 @@ static bool check_shard(const struct checkpoint *c, int32_t index, struct faults
         if (!e && !family_parse_tensor(key.name, &t))
             continue; /* somebody else's, and not loaded by anybody */
         good = false;
-        if (!(e ? faults_add(faults, ENGINE_BAD_CHECKPOINT, "tensor \"%.200s\" is in %.80s, but by " INDEX " in %.80s", key.name, s->name,
+        const char *path = safetensors_name(s->file);
+        if (!(e ? faults_add(faults, ENGINE_BAD_CHECKPOINT, "%s: tensor \"%.200s\" is here, but by " INDEX " in %.80s", path, key.name,
                              c->shard[e->shard].name)
-                : faults_add(faults, ENGINE_BAD_CHECKPOINT, "tensor \"%.200s\" is in %.80s, but not in " INDEX, key.name, s->name)))
+                : faults_add(faults, ENGINE_BAD_CHECKPOINT, "%s: tensor \"%.200s\" is here, but not in " INDEX, path, key.name)))
             return false;
     }
     return good;
@@ -274,7 +262,7 @@ bool checkpoint_resolve(struct checkpoint *c, size_t index, const struct safeten
     if (s->failed)
         return false;
     if (!s->file) {
-        if (safetensors_open(c->dir_fd, s->name, ENGINE_BAD_CHECKPOINT, &s->file, &error)) {
+        if (safetensors_open(c->dir_fd, c->folder, s->name, ENGINE_BAD_CHECKPOINT, &s->file, &error)) {
             s->failed = true;
             faults_add_error(faults, &error);
             return false;
@@ -288,7 +276,8 @@ bool checkpoint_resolve(struct checkpoint *c, size_t index, const struct safeten
     *file = s->file;
     *tensor = safetensors_find(s->file, e->name);
     if (!*tensor)
-        faults_add(faults, ENGINE_BAD_CHECKPOINT, "tensor \"%.200s\" is not in %.80s, where " INDEX " says it is", e->name, s->name);
+        faults_add(faults, ENGINE_BAD_CHECKPOINT, "%s: tensor \"%.200s\" is not here, where " INDEX " says it is",
+                   safetensors_name(s->file), e->name);
     return *tensor != NULL;
 }
 

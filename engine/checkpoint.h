@@ -11,11 +11,10 @@
 
 struct checkpoint;
 
-/* A folder that has a checkpoint's files, unread: the caller closes *dir_fd. */
+/* A folder that has a checkpoint's files, unread: the caller closes *dir_fd. Here as below, sentences begin with the path of the folder, or
+ * of the file in it that is at fault. */
 enum engine_code checkpoint_open_folder(const char *folder, int *dir_fd, struct engine_error *error);
 enum engine_code checkpoint_open(const char *folder, struct checkpoint **out, struct engine_error *error);
-/* For whoever has only the sentence: puts the folder before one that begins with the name of a file in it, or speaks of its tensors. */
-enum engine_code checkpoint_name_folder(const char *folder, struct engine_error *error);
 /* Whether a folder has the files of a PEFT adapter, or one of them, and none of a checkpoint. */
 bool checkpoint_is_adapter(int dir_fd);
 void checkpoint_close(struct checkpoint *checkpoint); /* NULL is fine */

@@ -3,6 +3,7 @@
  * config.json: families name the same thing differently, and multimodal ones nest the language model's part.
  */
 #include "engine/config.h"
+#include "engine/path.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -67,15 +68,16 @@ static enum engine_code read_text(int fd, const char *name, size_t limit, enum e
     return ENGINE_OK;
 }
 
-enum engine_code config_load_json(int dir_fd, const char *name, size_t limit, enum engine_code bad, json_t **out,
+enum engine_code config_load_json(int dir_fd, const char *folder, const char *name, size_t limit, enum engine_code bad, json_t **out,
                                   struct engine_error *error)
 {
+    const struct path_text path = path_show(folder, name);
     int fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
-        return engine_fail(error, ENGINE_IO, "%s: %s", name, strerror(errno));
+        return engine_fail(error, ENGINE_IO, "%s: %s", path.s, strerror(errno));
     char *text = NULL;
     size_t length = 0;
-    enum engine_code code = read_text(fd, name, limit, bad, &text, &length, error);
+    enum engine_code code = read_text(fd, path.s, limit, bad, &text, &length, error);
     close(fd);
     if (code)
         return code;
@@ -84,12 +86,12 @@ enum engine_code config_load_json(int dir_fd, const char *name, size_t limit, en
     json_t *json = json_loadb(text, length, JSON_REJECT_DUPLICATES, &e);
     free(text);
     if (!json && (!e.text[0] || json_error_code(&e) == json_error_out_of_memory)) /* no text: it could not even begin */
-        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "%s: out of memory while parsing", name);
+        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "%s: out of memory while parsing", path.s);
     if (!json)
-        return engine_fail(error, bad, "%s: line %d: %s", name, e.line, e.text);
+        return engine_fail(error, bad, "%s: line %d: %s", path.s, e.line, e.text);
     if (!json_is_object(json)) {
         json_decref(json);
-        return engine_fail(error, bad, "%s is not a JSON object", name);
+        return engine_fail(error, bad, "%s is not a JSON object", path.s);
     }
     *out = json;
     return ENGINE_OK;
@@ -124,18 +126,18 @@ static struct config_value find_integer(const json_t *part, const json_t *whole,
     return (struct config_value){0};
 }
 
-static enum engine_code copy_string(const json_t *v, const char *key, char *dst, size_t size, struct engine_error *error)
+static enum engine_code copy_string(const char *path, const json_t *v, const char *key, char *dst, size_t size, struct engine_error *error)
 {
     dst[0] = 0;
     if (!v || json_is_null(v))
         return ENGINE_OK;
     if (!json_is_string(v) || json_string_length(v) >= size)
-        return engine_fail(error, ENGINE_BAD_CHECKPOINT, "config.json: %s must be a string of less than %zu bytes", key, size);
+        return engine_fail(error, ENGINE_BAD_CHECKPOINT, "%s: %s must be a string of less than %zu bytes", path, key, size);
     strcpy(dst, json_string_value(v));
     return ENGINE_OK;
 }
 
-enum engine_code config_read(int dir_fd, struct model_config *out, struct engine_error *error)
+enum engine_code config_read(int dir_fd, const char *folder, struct model_config *out, struct engine_error *error)
 {
     static const char *const experts[] = {"num_experts",     "num_local_experts",  "n_routed_experts",
                                           "moe_num_experts", "num_routed_experts", NULL};
@@ -146,8 +148,9 @@ enum engine_code config_read(int dir_fd, struct model_config *out, struct engine
     static const char *const hidden[] = {"hidden_size", NULL};
     static const char *const layers[] = {"num_hidden_layers", NULL};
 
+    const struct path_text path = path_show(folder, CONFIG_FILE);
     json_t *whole;
-    enum engine_code code = config_load_json(dir_fd, "config.json", MAX_CONFIG, ENGINE_BAD_CHECKPOINT, &whole, error);
+    enum engine_code code = config_load_json(dir_fd, folder, CONFIG_FILE, MAX_CONFIG, ENGINE_BAD_CHECKPOINT, &whole, error);
     if (code)
         return code;
     const json_t *part = nested_part(whole);
@@ -163,17 +166,17 @@ enum engine_code config_read(int dir_fd, struct model_config *out, struct engine
     c.has_swiglu_limit = json_is_number(limit);
     c.swiglu_limit = c.has_swiglu_limit ? json_number_value(limit) : 0;
 
-    code = copy_string(json_object_get(whole, "model_type"), "model_type", c.model_type, sizeof c.model_type, error);
+    code = copy_string(path.s, json_object_get(whole, "model_type"), "model_type", c.model_type, sizeof c.model_type, error);
     if (!code && part != whole)
-        code = copy_string(json_object_get(part, "model_type"), "model_type", c.text_type, sizeof c.text_type, error);
+        code = copy_string(path.s, json_object_get(part, "model_type"), "model_type", c.text_type, sizeof c.text_type, error);
     const json_t *act = lookup(part, whole, "hidden_act");
     if (!act || json_is_null(act))
         act = lookup(part, whole, "hidden_activation");
     if (!code)
-        code = copy_string(act, "hidden_act", c.activation, sizeof c.activation, error);
+        code = copy_string(path.s, act, "hidden_act", c.activation, sizeof c.activation, error);
     const json_t *quant = lookup(part, whole, "quantization_config");
     if (!code && json_is_object(quant)) {
-        code = copy_string(json_object_get(quant, "quant_method"), "quant_method", c.quantization, sizeof c.quantization, error);
+        code = copy_string(path.s, json_object_get(quant, "quant_method"), "quant_method", c.quantization, sizeof c.quantization, error);
         if (!code && !c.quantization[0])
             strcpy(c.quantization, "unnamed");
     }

@@ -12,6 +12,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define CONFIG_FILE "config.json"
+
 /* A number with the key it was found under, for messages. */
 struct config_value {
     const char *key; /* a constant; NULL: absent */
@@ -30,11 +32,12 @@ struct model_config {
     double swiglu_limit;
 };
 
-enum engine_code config_read(int dir_fd, struct model_config *out, struct engine_error *error);
+/* That of the folder which is open as dir_fd; sentences begin with the file's path. */
+enum engine_code config_read(int dir_fd, const char *folder, struct model_config *out, struct engine_error *error);
 
 /* A JSON object from a file in a folder: regular files only, at most `limit` bytes, duplicates refused. Python's NaN and
  * Infinity, which are no JSON, are read as null. A fault of the content is `bad`. The caller drops the reference. */
-enum engine_code config_load_json(int dir_fd, const char *name, size_t limit, enum engine_code bad, json_t **out,
+enum engine_code config_load_json(int dir_fd, const char *folder, const char *name, size_t limit, enum engine_code bad, json_t **out,
                                   struct engine_error *error);
 
 #endif

@@ -267,8 +267,8 @@ static enum engine_code place_rows(struct worker *w, const struct unit *u, enum 
 
 static enum engine_code too_large(const struct plan_source *s, struct engine_error *error)
 {
-    return engine_fail(error, ENGINE_BAD_CHECKPOINT, "tensor \"%.200s\" holds finite values too large for fp16: use --dtype bf16",
-                       s->tensor->name);
+    return engine_fail(error, ENGINE_BAD_CHECKPOINT, "%s: tensor \"%.200s\" holds finite values too large for fp16: use --dtype bf16",
+                       safetensors_name(s->file), s->tensor->name);
 }
 
 /* Where a UNIT_ROWS begins in its tensor, and its length, both in bytes. */

@@ -171,8 +171,6 @@ enum engine_code model_load(struct device *device, const struct engine_options *
         code = loader_run(device, model, &plan, options, cancel, error);
     plan_finish(&plan);
     if (code) {
-        if (options->model && error)
-            checkpoint_name_folder(options->model, error);
         model_destroy(model);
         return code;
     }

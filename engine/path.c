@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/openat2.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -183,4 +184,13 @@ int path_open_beneath(int root_fd, const char *root, const char *path, int flags
     case EINTR: return path_walk_beneath(root_fd, root, path, flags, fd);
     default: return errno;
     }
+}
+
+struct path_text path_show(const char *folder, const char *name)
+{
+    struct path_text out;
+    size_t length = folder ? strlen(folder) : 0;
+    bool apart = length && name && folder[length - 1] != '/';
+    snprintf(out.s, sizeof out.s, "%.*s%s%s", PATH_FOLDER_SHOWN, folder ? folder : "", apart ? "/" : "", name ? name : "");
+    return out;
 }

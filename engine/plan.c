@@ -5,6 +5,7 @@
  */
 #include "engine/plan.h"
 #include "engine/config.h"
+#include "engine/path.h"
 #include "engine/selection.h"
 
 #include <inttypes.h>
@@ -36,8 +37,19 @@ struct planner {
     bool go_on; /* false: the first fault ended the work */
 };
 
-/* Adds a fault; yields false when the work must stop. */
-#define FAULT(p, ...) ((p)->go_on = faults_add((p)->faults, ENGINE_BAD_CHECKPOINT, __VA_ARGS__) && (p)->go_on)
+/* Adds a fault of the checkpoint, or of a file in it; p->go_on is false when the work must stop. */
+static void add_fault(struct planner *p, const char *file, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void add_fault(struct planner *p, const char *file, const char *format, ...)
+{
+    char text[sizeof p->faults->first.message];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    p->go_on = faults_add(p->faults, ENGINE_BAD_CHECKPOINT, "%s: %s", path_show(p->options->model, file).s, text) && p->go_on;
+}
+#define FAULT(p, ...) add_fault((p), NULL, __VA_ARGS__)
+#define CONFIG_FAULT(p, ...) add_fault((p), CONFIG_FILE, __VA_ARGS__)
 
 static enum engine_code out_of_memory(struct planner *p)
 {
@@ -163,7 +175,7 @@ static void choose_family(struct planner *p)
     }
     snprintf(p->model->family, sizeof p->model->family, "%s", name);
     if (c->quantization[0]) {
-        FAULT(p, "config.json: quantization_config: the checkpoint is quantised by %.60s, a form that is not served", c->quantization);
+        CONFIG_FAULT(p, "quantization_config: the checkpoint is quantised by %.60s, a form that is not served", c->quantization);
         p->go_on = false;
     }
 }
@@ -173,22 +185,22 @@ static void choose_activation(struct planner *p)
     const struct model_config *c = &p->config;
     enum kernel_activation act = KERNEL_ACT_SILU;
     if (c->activation[0] && !family_parse_activation(c->activation, &act) && p->go_on)
-        FAULT(p, "config.json: hidden_act \"%.60s\" is none of silu, gelu, gelu_tanh and their synonyms", c->activation);
+        CONFIG_FAULT(p, "hidden_act \"%.60s\" is none of silu, gelu, gelu_tanh and their synonyms", c->activation);
     if (p->family && p->family->gpt_oss) {
         if (act != KERNEL_ACT_SILU && act != KERNEL_ACT_GPT_OSS && p->go_on)
-            FAULT(p, "config.json: hidden_act \"%.60s\" is not that of %s", c->activation, p->family->name);
+            CONFIG_FAULT(p, "hidden_act \"%.60s\" is not that of %s", c->activation, p->family->name);
         if (c->has_swiglu_limit && c->swiglu_limit != 7.0 && p->go_on)
-            FAULT(p, "config.json: swiglu_limit %g is not the 7 that %s has", c->swiglu_limit, p->family->name);
+            CONFIG_FAULT(p, "swiglu_limit %g is not the 7 that %s has", c->swiglu_limit, p->family->name);
         act = KERNEL_ACT_GPT_OSS;
     } else if (c->has_swiglu_limit && c->swiglu_limit != 0 && p->go_on)
-        FAULT(p, "config.json: swiglu_limit %g: an activation with a limit is known for gpt_oss alone", c->swiglu_limit);
+        CONFIG_FAULT(p, "swiglu_limit %g: an activation with a limit is known for gpt_oss alone", c->swiglu_limit);
     p->model->activation = act;
 }
 
 static void compare_value(struct planner *p, struct config_value v, int64_t found, const char *what)
 {
     if (v.key && v.value != found && p->go_on)
-        FAULT(p, "config.json says %s %" PRId64 ", but the tensors have %s %" PRId64, v.key, v.value, what, found);
+        CONFIG_FAULT(p, "it says %s %" PRId64 ", but the tensors have %s %" PRId64, v.key, v.value, what, found);
 }
 
 static void compare_config(struct planner *p)
@@ -202,7 +214,7 @@ static void compare_config(struct planner *p)
         compare_value(p, c->inter, p->inter, "intermediate size");
     int64_t k = c->top_k.key ? c->top_k.value : p->family ? p->family->top_k : 0;
     if ((k < 0 || k > p->experts || (c->top_k.key && !k)) && p->go_on)
-        FAULT(p, "config.json: %s %" PRId64 " is not within the %" PRId64 " experts", c->top_k.key ? c->top_k.key : "top-k", k, p->experts);
+        CONFIG_FAULT(p, "%s %" PRId64 " is not within the %" PRId64 " experts", c->top_k.key ? c->top_k.key : "top-k", k, p->experts);
     p->model->top_k = (int32_t)k;
 }
 
@@ -495,7 +507,7 @@ static void plan_checkpoint(struct planner *p)
     if (selection_parse(p->options->layers, "--layers", &p->keep_layers, &e) ||
         selection_parse(p->options->experts, "--experts", &p->keep_experts, &e) ||
         checkpoint_open(p->options->model, &p->plan->checkpoint, &e) ||
-        config_read(checkpoint_dir_fd(p->plan->checkpoint), &p->config, &e)) {
+        config_read(checkpoint_dir_fd(p->plan->checkpoint), p->options->model, &p->config, &e)) {
         faults_add_error(p->faults, &e);
         return;
     }
@@ -567,9 +579,9 @@ static enum engine_code check_folder(const char *folder, struct engine_error *er
     enum engine_code code = checkpoint_open_folder(folder, &dir_fd, error);
     if (code)
         return code;
-    code = config_read(dir_fd, &config, error);
+    code = config_read(dir_fd, folder, &config, error);
     close(dir_fd);
-    return code ? checkpoint_name_folder(folder, error) : ENGINE_OK;
+    return code;
 }
 
 enum engine_code plan_check_options(const struct engine_options *o, struct engine_error *error)

@@ -8,6 +8,7 @@
  * lookup needs anyhow.
  */
 #include "engine/safetensors.h"
+#include "engine/path.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -649,12 +650,13 @@ enum engine_code safetensors_open_fd(int fd, const char *name, enum engine_code 
     return ENGINE_OK;
 }
 
-enum engine_code safetensors_open(int dir_fd, const char *name, enum engine_code bad, struct safetensors_file **out,
+enum engine_code safetensors_open(int dir_fd, const char *folder, const char *name, enum engine_code bad, struct safetensors_file **out,
                                   struct engine_error *error)
 {
+    const struct path_text path = path_show(folder, name);
     /* O_NONBLOCK: opening a FIFO must not wait for a writer; it means nothing for regular files. */
     int fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
-        return engine_fail(error, ENGINE_IO, "%s: %s", name, strerror(errno));
-    return safetensors_open_fd(fd, name, bad, out, error);
+        return engine_fail(error, ENGINE_IO, "%s: %s", path.s, strerror(errno));
+    return safetensors_open_fd(fd, path.s, bad, out, error);
 }

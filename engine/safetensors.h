@@ -55,15 +55,16 @@ struct safetensors_tensor {
 struct safetensors_file;
 
 /* Opens dir_fd/name (regular files only; symlinks are followed, see path.h for roots) and checks it whole. `bad` is the
- * code for faults in the content: ENGINE_BAD_CHECKPOINT or ENGINE_BAD_ADAPTER. Sentences name the file and the tensor. */
-enum engine_code safetensors_open(int dir_fd, const char *name, enum engine_code bad, struct safetensors_file **out,
+ * code for faults in the content: ENGINE_BAD_CHECKPOINT or ENGINE_BAD_ADAPTER. Sentences begin with the file's path, of which `folder` is
+ * dir_fd's part (NULL: its name will do), and name the tensor. */
+enum engine_code safetensors_open(int dir_fd, const char *folder, const char *name, enum engine_code bad, struct safetensors_file **out,
                                   struct engine_error *error);
-/* The same for an open descriptor, which the file takes over (also on failure). `name` is for messages. */
+/* The same for an open descriptor, which the file takes over (also on failure). Sentences begin with `name`. */
 enum engine_code safetensors_open_fd(int fd, const char *name, enum engine_code bad, struct safetensors_file **out,
                                      struct engine_error *error);
 void safetensors_close(struct safetensors_file *file); /* NULL is fine */
 
-const char *safetensors_name(const struct safetensors_file *file);
+const char *safetensors_name(const struct safetensors_file *file); /* as sentences call it */
 size_t safetensors_count(const struct safetensors_file *file);
 /* In order of position in the file. */
 const struct safetensors_tensor *safetensors_at(const struct safetensors_file *file, size_t index);

@@ -107,7 +107,7 @@ void subject_open(struct subject *s, const struct subject_options *options)
     if (!options->fixture)
         return;
     int dir = open(s->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (safetensors_open(dir, "golden.safetensors", ENGINE_BAD_CHECKPOINT, &s->golden, &error) != ENGINE_OK)
+    if (safetensors_open(dir, NULL, "golden.safetensors", ENGINE_BAD_CHECKPOINT, &s->golden, &error) != ENGINE_OK)
         fail_msg("%s", error.message);
     close(dir);
     find_adapters(s);

@@ -99,7 +99,7 @@ static void check_fused(const struct fixture *f, size_t which, const struct mode
     int dir = open_fixture(f, fused_adapters[which].folder);
     struct adapter_data *data = read_fine(dir, model);
     struct safetensors_file *file;
-    assert_int_equal(safetensors_open(dir, "adapter_model.safetensors", ENGINE_BAD_ADAPTER, &file, NULL), ENGINE_OK);
+    assert_int_equal(safetensors_open(dir, NULL, "adapter_model.safetensors", ENGINE_BAD_ADAPTER, &file, NULL), ENGINE_OK);
     close(dir);
     bool gate_up = fused_adapters[which].gate_up, down = fused_adapters[which].down;
     int64_t r = fused_adapters[which].rank, E = model->experts, H = model->dims.hidden, I = model->dims.inter;
@@ -171,7 +171,7 @@ static size_t check_linear(const struct fixture *f, const char *folder, const st
     int dir = open_fixture(f, folder);
     struct adapter_data *data = read_fine(dir, model);
     struct safetensors_file *file;
-    assert_int_equal(safetensors_open(dir, "adapter_model.safetensors", ENGINE_BAD_ADAPTER, &file, NULL), ENGINE_OK);
+    assert_int_equal(safetensors_open(dir, NULL, "adapter_model.safetensors", ENGINE_BAD_ADAPTER, &file, NULL), ENGINE_OK);
     close(dir);
     check_sorted(data);
     size_t n = data->deltas;

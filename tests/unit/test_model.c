@@ -56,12 +56,12 @@ static void open_files(struct files *f, const char *folder)
     int fd = open(folder, O_RDONLY | O_DIRECTORY);
     assert_true(fd >= 0);
     f->count = 0;
-    if (!safetensors_open(fd, "model.safetensors", ENGINE_BAD_CHECKPOINT, &f->file[0], NULL))
+    if (!safetensors_open(fd, NULL, "model.safetensors", ENGINE_BAD_CHECKPOINT, &f->file[0], NULL))
         f->count = 1;
     for (int i = 1; !f->count || f->count == i - 1; i++) {
         char name[64];
         snprintf(name, sizeof name, "model-%05d-of-00008.safetensors", i);
-        if (i > 8 || safetensors_open(fd, name, ENGINE_BAD_CHECKPOINT, &f->file[f->count], NULL))
+        if (i > 8 || safetensors_open(fd, NULL, name, ENGINE_BAD_CHECKPOINT, &f->file[f->count], NULL))
             break;
         f->count++;
     }

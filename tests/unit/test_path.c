@@ -158,6 +158,25 @@ static void strips_roots(void **state)
     assert_null(path_strip_root("/a/b", "b"));
 }
 
+static void files_are_shown_with_their_folders(void **state)
+{
+    (void)state;
+    char folder[PATH_FOLDER_SHOWN + 100], name[256];
+    assert_string_equal(path_show("/m", "config.json").s, "/m/config.json");
+    assert_string_equal(path_show("/m/", "config.json").s, "/m/config.json");
+    assert_string_equal(path_show("/m", NULL).s, "/m");
+    assert_string_equal(path_show(NULL, "config.json").s, "config.json");
+    assert_string_equal(path_show(NULL, NULL).s, "");
+    memset(folder, 'd', sizeof folder - 1);
+    folder[sizeof folder - 1] = '\0';
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    struct path_text long_one = path_show(folder, name);
+    assert_int_equal(strlen(long_one.s), PATH_FOLDER_SHOWN + 1 + 255);
+    assert_memory_equal(long_one.s, folder, PATH_FOLDER_SHOWN);
+    assert_string_equal(long_one.s + PATH_FOLDER_SHOWN + 1, name);
+}
+
 static void folder(const struct tree *t, const char *path, enum engine_code want, const char *message)
 {
     struct engine_error error = {0};
@@ -246,6 +265,7 @@ int main(void)
         cmocka_unit_test(leaves),
         cmocka_unit_test(long_names),
         cmocka_unit_test(strips_roots),
+        cmocka_unit_test(files_are_shown_with_their_folders),
         cmocka_unit_test(folders_and_their_errors),
         cmocka_unit_test(swapped_links_never_lead_out),
     };

@@ -39,7 +39,7 @@ static void expect_refused(const char *name, enum engine_code code, const char *
 {
     struct safetensors_file *file = NULL;
     struct engine_error e = {0};
-    enum engine_code got = safetensors_open(scratch.fd, name, ENGINE_BAD_ADAPTER, &file, &e);
+    enum engine_code got = safetensors_open(scratch.fd, NULL, name, ENGINE_BAD_ADAPTER, &file, &e);
     if (got != code || got != e.code || !strstr(e.message, text) || !strstr(e.message, name))
         fail_msg("expected %s with \"%s\", got %s: %s", engine_code_name(code), text, engine_code_name(got), e.message);
     assert_null(file);
@@ -60,7 +60,7 @@ static void reads_what_was_written(void **state)
 
     struct safetensors_file *f;
     struct engine_error e;
-    assert_int_equal(safetensors_open(scratch.fd, "good.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_OK);
+    assert_int_equal(safetensors_open(scratch.fd, NULL, "good.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_OK);
     assert_string_equal(safetensors_name(f), "good.safetensors");
     assert_int_equal(safetensors_count(f), 4);
     assert_string_equal(safetensors_at(f, 0)->name, "m.z");
@@ -84,13 +84,13 @@ static void reads_what_was_written(void **state)
     safetensors_close(NULL);
 
     scratch_write_header(&scratch, "bare.safetensors", "{}  \n", 0);
-    assert_int_equal(safetensors_open(scratch.fd, "bare.safetensors", ENGINE_BAD_CHECKPOINT, &f, NULL), ENGINE_OK);
+    assert_int_equal(safetensors_open(scratch.fd, NULL, "bare.safetensors", ENGINE_BAD_CHECKPOINT, &f, NULL), ENGINE_OK);
     assert_int_equal(safetensors_count(f), 0);
     safetensors_close(f);
     scratch_write_header(
         &scratch, "meta.safetensors",
         "{ \"__metadata__\" : {\"format\":\"pt\"} , \"\\u00e9\\\"\" : {\"shape\":[1],\"data_offsets\":[0,1],\"dtype\":\"F8_E4M3\"} }", 1);
-    assert_int_equal(safetensors_open(scratch.fd, "meta.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_OK);
+    assert_int_equal(safetensors_open(scratch.fd, NULL, "meta.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_OK);
     assert_int_equal(safetensors_find(f, "\xc3\xa9\"")->dtype, ST_F8_E4M3);
     safetensors_close(f);
 }
@@ -113,7 +113,7 @@ static void reads_entries_of_every_form(void **state)
         scratch_write_header(&scratch, "form.safetensors", header, 41);
         struct safetensors_file *f;
         struct engine_error e;
-        if (safetensors_open(scratch.fd, "form.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e) != ENGINE_OK)
+        if (safetensors_open(scratch.fd, NULL, "form.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e) != ENGINE_OK)
             fail_msg("%s: %s", header, e.message);
         const struct safetensors_tensor *t = safetensors_find(f, "t");
         assert_non_null(t);
@@ -292,7 +292,7 @@ static void trees_stay_small(void **state)
         if (header[i].text)
             expect_refused("tree.safetensors", ENGINE_BAD_ADAPTER, header[i].text);
         else
-            assert_int_equal(safetensors_open(scratch.fd, "tree.safetensors", ENGINE_BAD_ADAPTER, &f, NULL), ENGINE_OK);
+            assert_int_equal(safetensors_open(scratch.fd, NULL, "tree.safetensors", ENGINE_BAD_ADAPTER, &f, NULL), ENGINE_OK);
         safetensors_close(f);
         assert_true(tree_peak < 4096);
         assert_int_equal(tree_bytes, 0);
@@ -323,7 +323,7 @@ static void refuses_files_of_the_wrong_kind_or_length(void **state)
     expect_refused("link.safetensors", ENGINE_IO, "No such file");
     scratch_write_header(&scratch, "bare2.safetensors", "{}", 0);
     struct safetensors_file *f;
-    assert_int_equal(safetensors_open(scratch.fd, "link.safetensors", ENGINE_BAD_ADAPTER, &f, NULL), ENGINE_OK);
+    assert_int_equal(safetensors_open(scratch.fd, NULL, "link.safetensors", ENGINE_BAD_ADAPTER, &f, NULL), ENGINE_OK);
     safetensors_close(f);
 }
 
@@ -333,7 +333,7 @@ static void notices_a_file_that_shrinks(void **state)
     scratch_write_header(&scratch, "shrinks.safetensors", "{\"t\":{\"dtype\":\"U8\",\"shape\":[100],\"data_offsets\":[0,100]}}", 100);
     struct safetensors_file *f;
     struct engine_error e;
-    assert_int_equal(safetensors_open(scratch.fd, "shrinks.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_OK);
+    assert_int_equal(safetensors_open(scratch.fd, NULL, "shrinks.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_OK);
     const struct safetensors_tensor *t = safetensors_find(f, "t");
     char path[128], data[100];
     snprintf(path, sizeof path, "%s/shrinks.safetensors", scratch.path);
@@ -354,7 +354,7 @@ static void notices_a_file_that_changes(void **state)
         char path[128], data[100];
         snprintf(path, sizeof path, "%s/changes.safetensors", scratch.path);
         assert_int_equal(utimensat(AT_FDCWD, path, (const struct timespec[2]){{.tv_sec = 1}, {.tv_sec = 1}}, 0), 0);
-        assert_int_equal(safetensors_open(scratch.fd, "changes.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_OK);
+        assert_int_equal(safetensors_open(scratch.fd, NULL, "changes.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_OK);
         const struct safetensors_tensor *t = safetensors_find(f, "t");
         assert_int_equal(safetensors_read(f, t, 0, data, 100, &e), ENGINE_OK);
         assert_int_equal(safetensors_check_unchanged(f, &e), ENGINE_OK);
@@ -385,7 +385,7 @@ static void finds_among_a_hundred_thousand(void **state)
     scratch_write_header(&scratch, "many.safetensors", header, count);
     free(header);
     struct safetensors_file *f;
-    assert_int_equal(safetensors_open(scratch.fd, "many.safetensors", ENGINE_BAD_CHECKPOINT, &f, NULL), ENGINE_OK);
+    assert_int_equal(safetensors_open(scratch.fd, NULL, "many.safetensors", ENGINE_BAD_CHECKPOINT, &f, NULL), ENGINE_OK);
     assert_int_equal(safetensors_count(f), count);
     for (size_t i = 0; i < count; i++) {
         snprintf(name, sizeof name, "model.layers.%zu.x.%zu", i % 61, i);
@@ -405,10 +405,10 @@ static void messages_stay_printable(void **state)
     scratch_write_header(&scratch, "name.safetensors", header, 0);
     struct safetensors_file *f;
     struct engine_error e;
-    assert_int_equal(safetensors_open(scratch.fd, "name.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_BAD_CHECKPOINT);
+    assert_int_equal(safetensors_open(scratch.fd, NULL, "name.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_BAD_CHECKPOINT);
     assert_non_null(strstr(e.message, "\xc3\xa9?\""));
     scratch_write_header(&scratch, "name.safetensors", "{\"x\\ny\\u001b[2J\":1}", 0);
-    assert_int_equal(safetensors_open(scratch.fd, "name.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_BAD_CHECKPOINT);
+    assert_int_equal(safetensors_open(scratch.fd, NULL, "name.safetensors", ENGINE_BAD_CHECKPOINT, &f, &e), ENGINE_BAD_CHECKPOINT);
     assert_non_null(strstr(e.message, "\"x?y?[2J\""));
 }
 

@@ -128,8 +128,10 @@ enum engine_code engine_check(const char *path, const struct engine_options *opt
 {
     int dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir_fd < 0) {
-        fprintf(out, "%s: %s\n", path, strerror(errno));
-        return ENGINE_IO;
+        struct engine_error error;
+        engine_fail(&error, engine_errno_code(errno), "%s: %s", path, strerror(errno));
+        fprintf(out, "%s\n", error.message);
+        return error.code;
     }
     enum engine_code code;
     if (checkpoint_is_adapter(dir_fd))

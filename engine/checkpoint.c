@@ -200,7 +200,7 @@ enum engine_code checkpoint_open_folder(const char *folder, int *dir_fd, struct 
     struct stat st;
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return engine_fail(error, ENGINE_IO, "%s: %s", path_show(folder, NULL).s, strerror(errno));
+        return engine_fail(error, engine_errno_code(errno), "%s: %s", path_show(folder, NULL).s, strerror(errno));
     if (!fstatat(fd, SINGLE, &st, 0) || !fstatat(fd, INDEX, &st, 0)) {
         *dir_fd = fd;
         return ENGINE_OK;

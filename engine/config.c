@@ -42,7 +42,7 @@ static enum engine_code read_text(int fd, const char *name, size_t limit, enum e
 {
     struct stat st;
     if (fstat(fd, &st))
-        return engine_fail(error, ENGINE_IO, "%s: %s", name, strerror(errno));
+        return engine_fail(error, engine_errno_code(errno), "%s: %s", name, strerror(errno));
     if (!S_ISREG(st.st_mode))
         return engine_fail(error, bad, "%s is not a regular file", name);
     if ((uint64_t)st.st_size > limit)
@@ -74,7 +74,7 @@ enum engine_code config_load_json(int dir_fd, const char *folder, const char *na
     const struct path_text path = path_show(folder, name);
     int fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
-        return engine_fail(error, ENGINE_IO, "%s: %s", path.s, strerror(errno));
+        return engine_fail(error, engine_errno_code(errno), "%s: %s", path.s, strerror(errno));
     char *text = NULL;
     size_t length = 0;
     enum engine_code code = read_text(fd, path.s, limit, bad, &text, &length, error);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/error.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 /* Bytes of the UTF-8 sequence at p, 0 when it is none. */
@@ -47,6 +48,24 @@ enum engine_code engine_fail(struct engine_error *e, enum engine_code code, cons
     return code;
 }
 
+enum engine_code engine_errno_code(int number)
+{
+    switch (number) {
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case EACCES:
+    case EPERM:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case ENXIO: /* a socket's name */ return ENGINE_NO_FILE;
+    case ENOMEM:
+    case EMFILE:
+    case ENFILE: return ENGINE_OUT_OF_MEMORY;
+    default: return ENGINE_IO;
+    }
+}
+
 const char *engine_code_name(enum engine_code code)
 {
     switch (code) {
@@ -69,6 +88,7 @@ const char *engine_code_name(enum engine_code code)
     case ENGINE_OUT_OF_MEMORY: return "out_of_memory";
     case ENGINE_OUT_OF_DEVICE_MEMORY: return "out_of_device_memory";
     case ENGINE_ADAPTER_SLOTS_FULL: return "adapter_slots_full";
+    case ENGINE_NO_FILE: return "no_file";
     case ENGINE_IO: return "io_error";
     case ENGINE_INTERNAL: return "internal";
     }

@@ -28,7 +28,8 @@ enum engine_code {
     ENGINE_OUT_OF_MEMORY, /* host memory */
     ENGINE_OUT_OF_DEVICE_MEMORY,
     ENGINE_ADAPTER_SLOTS_FULL,
-    ENGINE_IO, /* a file can't be read; the sentence has the path and errno's text */
+    ENGINE_NO_FILE, /* a file or folder that was named is not there, or not for us; the sentence has the path and errno's text */
+    ENGINE_IO, /* one that is there can't be read, for no fault of whoever named it: a disk's, or the network's; likewise */
     ENGINE_INTERNAL,
 };
 
@@ -41,6 +42,10 @@ struct engine_error {
 enum engine_code engine_fail(struct engine_error *e, enum engine_code code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 enum engine_code engine_vfail(struct engine_error *e, enum engine_code code, const char *format, va_list args)
     __attribute__((format(printf, 3, 0)));
+
+/* The code for a file that could not be opened or looked at: ENGINE_NO_FILE, ENGINE_IO, or ENGINE_OUT_OF_MEMORY, which is also that of no
+ * more descriptors. */
+enum engine_code engine_errno_code(int number);
 
 /* "bad_adapter", "queue_full", ...: the stable names that logs and HTTP use. */
 const char *engine_code_name(enum engine_code code);

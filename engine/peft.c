@@ -52,13 +52,10 @@ enum engine_code adapter_folder_beneath(int root_fd, const char *root, const cha
     case 0: return ENGINE_OK;
     case EXDEV:
     case ELOOP: return engine_fail(error, ENGINE_FORBIDDEN_PATH, "path \"%s\" leaves the adapter root", PEFT_QUOTE(path));
-    case ENOENT: return engine_fail(error, ENGINE_IO, "there is no folder \"%s\" beneath the adapter root", PEFT_QUOTE(path));
+    case ENOENT: return engine_fail(error, ENGINE_NO_FILE, "there is no folder \"%s\" beneath the adapter root", PEFT_QUOTE(path));
     case ENOTDIR: return engine_fail(error, ENGINE_BAD_ADAPTER, "path \"%s\" is not a folder", PEFT_QUOTE(path));
     case ENAMETOOLONG: return engine_fail(error, ENGINE_BAD_REQUEST, "path \"%s\" is too long", PEFT_QUOTE(path));
-    case EMFILE:
-    case ENFILE:
-    case ENOMEM: return engine_fail(error, ENGINE_OUT_OF_MEMORY, "path \"%s\" can't be opened: out of files or memory", PEFT_QUOTE(path));
-    default: return engine_fail(error, ENGINE_IO, "path \"%s\" can't be opened: %s", PEFT_QUOTE(path), strerror(e));
+    default: return engine_fail(error, engine_errno_code(e), "path \"%s\" can't be opened: %s", PEFT_QUOTE(path), strerror(e));
     }
 }
 
@@ -99,12 +96,11 @@ static int open_plain(const struct source *source, const char *name, struct stat
         if (e == EXDEV || e == ELOOP)
             faults_add(log, ENGINE_FORBIDDEN_PATH, "%s is a link that leaves the adapter root", name);
         else if (e == ENOENT)
-            faults_add(log, ENGINE_IO, "the adapter's folder has no %s", name);
+            faults_add(log, ENGINE_NO_FILE, "the adapter's folder has no %s", name);
         else if (e == ESTALE)
-            faults_add(log, ENGINE_IO, "%s: the adapter's folder is replaced again and again while it is read", name);
+            faults_add(log, ENGINE_NO_FILE, "%s: the adapter's folder is replaced again and again while it is read", name);
         else
-            faults_add(log, e == ENOMEM || e == EMFILE || e == ENFILE ? ENGINE_OUT_OF_MEMORY : ENGINE_IO, "%s can't be opened: %s", name,
-                       strerror(e));
+            faults_add(log, engine_errno_code(e), "%s can't be opened: %s", name, strerror(e));
         return -1;
     }
     if (!S_ISREG(st->st_mode)) {

@@ -390,7 +390,7 @@ static enum engine_code open_root_folder(const char *path, int *fd, struct engin
 {
     *fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (*fd < 0)
-        return engine_fail(error, ENGINE_BAD_OPTION, "--adapter-root: \"%.200s\" can't be opened: %s", path, strerror(errno));
+        return engine_fail(error, engine_errno_code(errno), "--adapter-root: \"%.200s\" can't be opened: %s", path, strerror(errno));
     return ENGINE_OK;
 }
 

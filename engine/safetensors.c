@@ -143,7 +143,7 @@ enum engine_code safetensors_check_unchanged(const struct safetensors_file *file
 {
     struct stat st;
     if (fstat(file->fd, &st))
-        return engine_fail(error, ENGINE_IO, "%s: %s", file->name, strerror(errno));
+        return engine_fail(error, engine_errno_code(errno), "%s: %s", file->name, strerror(errno));
     if (st.st_size == file->size && st.st_mtim.tv_sec == file->modified.tv_sec && st.st_mtim.tv_nsec == file->modified.tv_nsec)
         return ENGINE_OK;
     return engine_fail(error, file->bad, "%s: the file was written to while it was being read", file->name);
@@ -593,7 +593,7 @@ static enum engine_code load_header(struct safetensors_file *file, struct engine
 {
     struct stat st;
     if (fstat(file->fd, &st))
-        return engine_fail(error, ENGINE_IO, "%s: %s", file->name, strerror(errno));
+        return engine_fail(error, engine_errno_code(errno), "%s: %s", file->name, strerror(errno));
     if (!S_ISREG(st.st_mode))
         return engine_fail(error, file->bad, "%s is not a regular file", file->name);
     file->size = st.st_size;
@@ -657,6 +657,6 @@ enum engine_code safetensors_open(int dir_fd, const char *folder, const char *na
     /* O_NONBLOCK: opening a FIFO must not wait for a writer; it means nothing for regular files. */
     int fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
-        return engine_fail(error, ENGINE_IO, "%s: %s", path.s, strerror(errno));
+        return engine_fail(error, engine_errno_code(errno), "%s: %s", path.s, strerror(errno));
     return safetensors_open_fd(fd, path.s, bad, out, error);
 }

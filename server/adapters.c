@@ -138,7 +138,7 @@ static void adapters_answer(struct http_request *r)
     struct adapters_call *call = r->work_state;
     if (call->code == ENGINE_OK)
         http_reply_json(r, call->replaced || r->method->name[0] == 'D' ? 200 : 201, adapters_info_json(&call->info));
-    else if (call->code == ENGINE_IO) /* of the caller's folder, not of ours */
+    else if (call->code == ENGINE_NO_FILE) /* of the caller's folder, not of ours */
         http_fail(r, 400, "bad_adapter", "%s", call->error.message);
     else
         http_fail_engine(r, &call->error);

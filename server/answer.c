@@ -67,6 +67,7 @@ int http_engine_status(enum engine_code code, const char **name)
     case ENGINE_BAD_CHECKPOINT:
     case ENGINE_CANCELLED:
     case ENGINE_OUT_OF_MEMORY:
+    case ENGINE_NO_FILE:
     case ENGINE_IO:
     case ENGINE_INTERNAL: break;
     }

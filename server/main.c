@@ -44,6 +44,7 @@ static int main_status(enum engine_code code)
     case ENGINE_DEVICE_FAILED:
     case ENGINE_OUT_OF_MEMORY:
     case ENGINE_OUT_OF_DEVICE_MEMORY:
+    case ENGINE_IO:
     case ENGINE_INTERNAL: return EXIT_BAD;
     default: return EXIT_USAGE; /* options, the checkpoint, adapters */
     }
@@ -165,9 +166,11 @@ static struct engine_options main_engine_options(const struct options *o)
     };
 }
 
-/* The name in NAME=PATH, and a descriptor of the folder, which is the caller's to close. -1: the line that says why is logged. */
-static int main_open_adapter(const char *item, char name[ENGINE_ADAPTER_NAME_MAX + 1])
+/* The name in NAME=PATH, and a descriptor of the folder, which is the caller's to close. -1: the line that says why is logged, and *status
+ * is the exit status. */
+static int main_open_adapter(const char *item, char name[ENGINE_ADAPTER_NAME_MAX + 1], int *status)
 {
+    *status = EXIT_USAGE;
     const char *equals = strchr(item, '=');
     size_t length = (size_t)(equals - item);
     if (!engine_adapter_name_valid(item, length)) {
@@ -177,8 +180,10 @@ static int main_open_adapter(const char *item, char name[ENGINE_ADAPTER_NAME_MAX
     memcpy(name, item, length);
     name[length] = '\0';
     int fd = open(equals + 1, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
+    if (fd < 0) {
+        *status = main_status(engine_errno_code(errno));
         log_message(LOG_LEVEL_ERROR, "--adapter %s: %s", item, strerror(errno));
+    }
     return fd;
 }
 
@@ -201,9 +206,9 @@ static int main_check_options(const struct options *o)
     }
     for (size_t i = 0; i < o->adapter.count; i++) {
         char name[ENGINE_ADAPTER_NAME_MAX + 1];
-        int fd = main_open_adapter(o->adapter.item[i], name);
+        int status, fd = main_open_adapter(o->adapter.item[i], name, &status);
         if (fd < 0)
-            return EXIT_USAGE;
+            return status;
         close(fd);
     }
     return EXIT_GOOD;
@@ -215,9 +220,9 @@ static int main_install_adapters(const struct main_state *m, struct engine *engi
     const struct options_list *list = &m->server.options->adapter;
     for (size_t i = 0; i < list->count && !atomic_load(&m->stop); i++) {
         char name[ENGINE_ADAPTER_NAME_MAX + 1];
-        int fd = main_open_adapter(list->item[i], name);
+        int status, fd = main_open_adapter(list->item[i], name, &status);
         if (fd < 0)
-            return EXIT_USAGE;
+            return status;
         struct engine_adapter_info info;
         struct engine_error error;
         bool replaced;

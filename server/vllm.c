@@ -71,7 +71,7 @@ static void vllm_load_answer(struct http_request *r)
     case ENGINE_ADAPTER_EXISTS:
         http_fail(r, 400, "adapter_exists", "adapter '%s' is loaded already; load_inplace true replaces it", call->lora.lora_name);
         break;
-    case ENGINE_IO: http_fail(r, 404, "adapter_not_found", "%s", call->error.message); break;
+    case ENGINE_NO_FILE: http_fail(r, 404, "adapter_not_found", "%s", call->error.message); break;
     default: http_fail_engine(r, &call->error);
     }
 }

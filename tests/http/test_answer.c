@@ -34,6 +34,7 @@ static void test_engine_codes(void **state)
         {ENGINE_ADAPTER_SLOTS_FULL, 507, "adapter_slots_full"},
         /* What a client can't mend, or could not make sense of, has one name. */
         {ENGINE_OUT_OF_MEMORY, 500, "internal"},
+        {ENGINE_NO_FILE, 500, "internal"},
         {ENGINE_IO, 500, "internal"},
         {ENGINE_INTERNAL, 500, "internal"},
         {ENGINE_BAD_OPTION, 500, "internal"},

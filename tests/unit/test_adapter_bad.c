@@ -153,9 +153,9 @@ static void missing_and_odd_files(void **state)
     (void)state;
     struct scratch s;
     scratch_init(&s);
-    expect_read(&s, &shape, 0, ENGINE_IO, "the adapter's folder has no adapter_config.json");
+    expect_read(&s, &shape, 0, ENGINE_NO_FILE, "the adapter's folder has no adapter_config.json");
     scratch_write_text(&s, "adapter_config.json", "{" FINE "}");
-    expect_read(&s, &shape, 0, ENGINE_IO, "the adapter's folder has no adapter_model.safetensors");
+    expect_read(&s, &shape, 0, ENGINE_NO_FILE, "the adapter's folder has no adapter_model.safetensors");
     scratch_write_text(&s, "adapter_model.bin", "x");
     expect_read(&s, &shape, 0, ENGINE_ADAPTER_UNSUPPORTED, "adapter_model.bin is a pickle");
     scratch_write_text(&s, "adapter_model.safetensors", "too short");

@@ -39,7 +39,7 @@ static void expect_refused(struct engine_options options, enum engine_code want,
     if (!options.model && !options.synthetic)
         options.model = folder.path;
     expect(model_load(&d.device, &options, NULL, &model, &e), &e, want, text);
-    if ((want == ENGINE_BAD_CHECKPOINT || want == ENGINE_IO) && strncmp(e.message, options.model, strlen(options.model)))
+    if ((want == ENGINE_BAD_CHECKPOINT || want == ENGINE_NO_FILE) && strncmp(e.message, options.model, strlen(options.model)))
         fail_msg("this does not begin with %s: %s", options.model, e.message);
     assert_null(model);
     assert_int_equal(d.allocated, 0);
@@ -238,9 +238,9 @@ static void check_prints_what_it_would_serve(void **state)
     struct scratch half;
     scratch_init(&half);
     scratch_write_text(&half, "adapter_model.safetensors", "x");
-    assert_int_equal(engine_check(half.path, &(struct engine_options){0}, out), ENGINE_IO);
+    assert_int_equal(engine_check(half.path, &(struct engine_options){0}, out), ENGINE_NO_FILE);
     scratch_finish(&half);
-    assert_int_equal(engine_check("/nowhere/at/all", &(struct engine_options){0}, out), ENGINE_IO);
+    assert_int_equal(engine_check("/nowhere/at/all", &(struct engine_options){0}, out), ENGINE_NO_FILE);
     fclose(out);
     static const char *const want[] = {"family: llama4_text",
                                        "layers: 3 (0,2-3)",
@@ -306,8 +306,8 @@ static void the_config_is_checked(void **state)
     char where[1024];
     struct engine_error error;
     snprintf(where, sizeof where, "%s/config.json: No such file", folder.path);
-    expect_refused((struct engine_options){0}, ENGINE_IO, where);
-    assert_int_equal(plan_check_options(&(struct engine_options){.model = folder.path}, &error), ENGINE_IO);
+    expect_refused((struct engine_options){0}, ENGINE_NO_FILE, where);
+    assert_int_equal(plan_check_options(&(struct engine_options){.model = folder.path}, &error), ENGINE_NO_FILE);
     assert_memory_equal(error.message, where, strlen(where));
     assert_int_equal(mkfifoat(folder.fd, "config.json", 0600), 0);
     expect_refused((struct engine_options){0}, ENGINE_BAD_CHECKPOINT, "config.json is not a regular file");
@@ -322,7 +322,7 @@ static void the_config_is_checked(void **state)
     scratch_write(&folder, "model.safetensors", "junk", 4);
     expect_refused((struct engine_options){0}, ENGINE_BAD_CHECKPOINT, "model.safetensors: 4 bytes");
     scratch_finish(&folder);
-    expect_refused((struct engine_options){.model = "/nowhere/at/all"}, ENGINE_IO, "/nowhere/at/all: No such file");
+    expect_refused((struct engine_options){.model = "/nowhere/at/all"}, ENGINE_NO_FILE, "/nowhere/at/all: No such file");
 }
 
 #define INDEX "model.safetensors.index.json"
@@ -336,7 +336,7 @@ static void the_index_is_checked(void **state)
     scratch_init(&folder);
     made_write(&made, &folder);
     assert_int_equal(renameat(folder.fd, "part1.safetensors", folder.fd, "kept"), 0);
-    expect_refused((struct engine_options){0}, ENGINE_IO, "/part1.safetensors: No such file");
+    expect_refused((struct engine_options){0}, ENGINE_NO_FILE, "/part1.safetensors: No such file");
     scratch_write(&folder, "part1.safetensors", "junk", 4);
     expect_refused((struct engine_options){0}, ENGINE_BAD_CHECKPOINT, "/part1.safetensors: 4 bytes");
     scratch_write_header(&folder, "part1.safetensors", "{}", 0);

@@ -202,7 +202,7 @@ static void folders_and_their_errors(void **state)
     folder(t, "..", ENGINE_FORBIDDEN_PATH, "path \"..\" leaves the adapter root");
     folder(t, "out", ENGINE_FORBIDDEN_PATH, "leaves the adapter root");
     folder(t, "", ENGINE_BAD_REQUEST, "is empty");
-    folder(t, "nothing", ENGINE_IO, "there is no folder \"nothing\"");
+    folder(t, "nothing", ENGINE_NO_FILE, "there is no folder \"nothing\"");
     folder(t, "hub/blobs/f", ENGINE_BAD_ADAPTER, "is not a folder");
     memset(path, 'x', sizeof path - 1);
     path[sizeof path - 1] = 0;

@@ -270,9 +270,9 @@ static void errors_change_nothing(void **state)
     install_fails(g, ".x", "two", false, ENGINE_BAD_REQUEST, "name");
     install_fails(g, "b", "../x", false, ENGINE_FORBIDDEN_PATH, "leaves the adapter root");
     install_fails(g, "b", "/etc", false, ENGINE_FORBIDDEN_PATH, "is not beneath");
-    install_fails(g, "b", "none", false, ENGINE_IO, "there is no folder");
+    install_fails(g, "b", "none", false, ENGINE_NO_FILE, "there is no folder");
     install_fails(g, "b", "file", false, ENGINE_BAD_ADAPTER, "is not a folder");
-    install_fails(g, "a", "none", true, ENGINE_IO, "there is no folder");
+    install_fails(g, "a", "none", true, ENGINE_NO_FILE, "there is no folder");
     struct engine_stats s = stats(g);
     assert_int_equal(s.adapters_ready, 1);
     assert_int_equal(s.adapter_installs_failed, 8);
@@ -315,7 +315,7 @@ static void without_root_or_slots(void **state)
     assert_string_equal(error.message, "adapters can't be installed by path: the server was started without --adapter-root");
     registry_destroy(other);
     o.adapter_root = "/does/not/exist";
-    assert_int_equal(registry_create(&o, &other, &error), ENGINE_BAD_OPTION);
+    assert_int_equal(registry_create(&o, &other, &error), ENGINE_NO_FILE);
     rig_destroy(g);
 }
 

@@ -304,7 +304,7 @@ static void trees_stay_small(void **state)
 static void refuses_files_of_the_wrong_kind_or_length(void **state)
 {
     (void)state;
-    expect_refused("absent.safetensors", ENGINE_IO, "No such file");
+    expect_refused("absent.safetensors", ENGINE_NO_FILE, "No such file");
     scratch_write(&scratch, "empty.safetensors", "", 0);
     expect_refused("empty.safetensors", ENGINE_BAD_ADAPTER, "0 bytes are too few");
     scratch_write(&scratch, "seven.safetensors", "\2\0\0\0\0\0\0", 7);
@@ -320,7 +320,7 @@ static void refuses_files_of_the_wrong_kind_or_length(void **state)
     assert_int_equal(mkfifoat(scratch.fd, "fifo.safetensors", 0600), 0);
     expect_refused("fifo.safetensors", ENGINE_BAD_ADAPTER, "not a regular file"); /* and does not wait for a writer */
     assert_int_equal(symlinkat("bare2.safetensors", scratch.fd, "link.safetensors"), 0);
-    expect_refused("link.safetensors", ENGINE_IO, "No such file");
+    expect_refused("link.safetensors", ENGINE_NO_FILE, "No such file");
     scratch_write_header(&scratch, "bare2.safetensors", "{}", 0);
     struct safetensors_file *f;
     assert_int_equal(safetensors_open(scratch.fd, NULL, "link.safetensors", ENGINE_BAD_ADAPTER, &f, NULL), ENGINE_OK);

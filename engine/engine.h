@@ -48,8 +48,9 @@ struct engine_options {
     void *log_arg;
 };
 
-/* What can be said about options in a moment, without reading weights: their form and limits, and whether the device, the family, the
- * folders and config.json are there. engine_create checks all of it, too. */
+/* What can be said about options in a moment, without reading weights: their form and limits, whether the device and the folders are there, and
+ * whether config.json and the tensors' names are of a kind that we serve and have the layers and experts that are asked for. engine_create
+ * checks all of it, too. */
 enum engine_code engine_options_check(const struct engine_options *options, struct engine_error *error);
 
 /* Loads the model; may take minutes. Serves as soon as it returns. Setting *cancel (NULL is fine) from a signal

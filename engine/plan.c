@@ -128,6 +128,25 @@ static void select_layers(struct planner *p)
         FAULT(p, "no layer below num_hidden_layers %" PRId64 " has experts", limit);
 }
 
+static enum engine_code check_held_experts(const struct selection *held, int64_t experts, struct engine_error *error)
+{
+    for (int32_t r = 0; r < held->ranges; r++)
+        if (held->range[r].last >= experts)
+            return engine_fail(error, ENGINE_BAD_OPTION, "--experts: there is no expert %d; the model has 0 to %" PRId64,
+                               held->range[r].last, experts - 1);
+    return ENGINE_OK;
+}
+
+/* What --experts names, as far as the config tells; the tensors have the last word, and must agree with it. */
+static void check_experts(struct planner *p)
+{
+    struct engine_error e;
+    if (!p->config.experts.key || !check_held_experts(&p->keep_experts, p->config.experts.value, &e))
+        return;
+    faults_add_error(p->faults, &e);
+    p->go_on = false;
+}
+
 /* Doubled, unintelligible and quantised names among the held layers; more than one form in a layer. */
 static void check_names(struct planner *p)
 {
@@ -282,15 +301,6 @@ static enum orientation pair_orientation(const struct item *gate_up, const struc
         return TRANSPOSED;
     }
     return UNFIT;
-}
-
-static enum engine_code check_held_experts(const struct selection *held, int64_t experts, struct engine_error *error)
-{
-    for (int32_t r = 0; r < held->ranges; r++)
-        if (held->range[r].last >= experts)
-            return engine_fail(error, ENGINE_BAD_OPTION, "--experts: there is no expert %d; the model has 0 to %" PRId64,
-                               held->range[r].last, experts - 1);
-    return ENGINE_OK;
 }
 
 static void find_sizes(struct planner *p)
@@ -500,28 +510,40 @@ static bool all_float16(const struct plan *plan, int32_t held)
     return true;
 }
 
-static void plan_checkpoint(struct planner *p)
+static void take_steps(struct planner *p, void (*const *step)(struct planner *), size_t steps)
 {
+    for (size_t i = 0; i < steps && p->go_on; i++)
+        step[i](p);
+}
+
+/* What the options, the config and the tensors' names tell, before a shard is opened. */
+static void plan_names(struct planner *p)
+{
+    static void (*const step[])(struct planner *) = {choose_family, choose_activation, check_experts,
+                                                     collect_items, select_layers,     check_names};
     struct engine_error e;
-    struct model *m = p->model;
     if (selection_parse(p->options->layers, "--layers", &p->keep_layers, &e) ||
         selection_parse(p->options->experts, "--experts", &p->keep_experts, &e) ||
         checkpoint_open(p->options->model, &p->plan->checkpoint, &e) ||
         config_read(checkpoint_dir_fd(p->plan->checkpoint), p->options->model, &p->config, &e)) {
         faults_add_error(p->faults, &e);
-        return;
+        p->go_on = false;
     }
-    void (*const step[])(struct planner *) = {choose_family, collect_items, select_layers, check_names, resolve_items, find_sizes};
-    for (size_t i = 0; i < sizeof step / sizeof step[0]; i++)
-        if (p->go_on)
-            step[i](p);
+    take_steps(p, step, sizeof step / sizeof step[0]);
+}
+
+static void plan_tensors(struct planner *p)
+{
+    static void (*const step[])(struct planner *) = {plan_names, resolve_items, find_sizes};
+    struct engine_error e;
+    struct model *m = p->model;
+    take_steps(p, step, sizeof step / sizeof step[0]);
     if (!p->go_on)
         return;
     if (plan_hold(m, p->plan, p->layer, p->layers, (int32_t)p->experts, &p->keep_experts, &e)) {
         faults_add_error(p->faults, &e);
         return;
     }
-    choose_activation(p);
     compare_config(p);
     place_layers(p);
     m->checkpoint_layers = p->layer_end;
@@ -535,6 +557,15 @@ static void plan_checkpoint(struct planner *p)
         faults_add_error(p->faults, &e);
 }
 
+static void plan_checkpoint(const struct engine_options *options, void (*step)(struct planner *p), struct faults *faults,
+                            struct model *model, struct plan *plan)
+{
+    struct planner p = {.options = options, .faults = faults, .model = model, .plan = plan, .go_on = true};
+    step(&p);
+    free(p.item);
+    free(p.layer);
+}
+
 enum engine_code plan_read(const struct kernel_table *kernels, const struct engine_options *options, struct faults *faults,
                            struct model *model, struct plan *plan)
 {
@@ -545,10 +576,7 @@ enum engine_code plan_read(const struct kernel_table *kernels, const struct engi
     } else if (!options->model) {
         faults_add(faults, ENGINE_BAD_OPTION, "neither --model nor --synthetic is given");
     } else {
-        struct planner p = {.options = options, .faults = faults, .model = model, .plan = plan, .go_on = true};
-        plan_checkpoint(&p);
-        free(p.item);
-        free(p.layer);
+        plan_checkpoint(options, plan_tensors, faults, model, plan);
     }
     if (faults->count)
         return faults->first.code;
@@ -560,45 +588,22 @@ enum engine_code plan_read(const struct kernel_table *kernels, const struct engi
     return ENGINE_OK;
 }
 
-static enum engine_code check_synthetic(const struct engine_options *options, struct engine_error *error)
+enum engine_code plan_check_options(const struct engine_options *o, struct engine_error *error)
 {
+    struct faults faults = {0};
     struct plan plan = {0};
+    struct engine_error e;
+    enum dtype dtype;
     struct model *model = calloc(1, sizeof *model);
     if (!model)
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for a model");
-    enum engine_code code = synthetic_plan(options, model, &plan, error);
+    if (o->synthetic ? synthetic_plan(o, model, &plan, &e) : plan_choose_dtype(o->dtype, false, &dtype, &e))
+        faults_add_error(&faults, &e);
+    else if (!o->synthetic)
+        plan_checkpoint(o, plan_names, &faults, model, &plan);
     plan_finish(&plan);
     model_destroy(model);
-    return code;
-}
-
-static enum engine_code check_folder(const char *folder, struct engine_error *error)
-{
-    struct model_config config;
-    int dir_fd;
-    enum engine_code code = checkpoint_open_folder(folder, &dir_fd, error);
-    if (code)
-        return code;
-    code = config_read(dir_fd, folder, &config, error);
-    close(dir_fd);
-    return code;
-}
-
-enum engine_code plan_check_options(const struct engine_options *o, struct engine_error *error)
-{
-    if (o->synthetic)
-        return check_synthetic(o, error);
-    struct selection unused;
-    const struct family *family;
-    enum dtype dtype;
-    enum engine_code code = selection_parse(o->layers, "--layers", &unused, error);
-    if (!code)
-        code = selection_parse(o->experts, "--experts", &unused, error);
-    if (!code)
-        code = plan_choose_dtype(o->dtype, false, &dtype, error);
-    if (!code && o->family)
-        code = find_family(o->family, &family, error);
-    return code ? code : check_folder(o->model, error);
+    return faults_finish(&faults, error);
 }
 
 enum engine_code plan_hold(struct model *model, struct plan *plan, const int32_t *layers, int32_t layer_count, int32_t experts,

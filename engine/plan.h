@@ -38,7 +38,7 @@ struct plan {
 enum engine_code plan_read(const struct kernel_table *kernels, const struct engine_options *options, struct faults *faults,
                            struct model *model, struct plan *plan);
 void plan_finish(struct plan *plan);
-/* What plan_read would say about the options before it reads a tensor's name. */
+/* What plan_read would say about the options before it opens a shard: by config.json and the names of the tensors. */
 enum engine_code plan_check_options(const struct engine_options *options, struct engine_error *error);
 
 /* Sets the layers held and, of all experts, those held; allocates the arrays of both structs. */

@@ -401,8 +401,20 @@ static void options_are_checked(void **state)
     };
     scratch_init(&folder);
     made_write(&made, &folder);
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         expect_refused(bad[i].options, ENGINE_BAD_OPTION, bad[i].text);
+        /* None of this needs a shard. */
+        struct engine_options options = bad[i].options;
+        struct engine_error e = {0};
+        if (!options.synthetic)
+            options.model = folder.path;
+        expect(plan_check_options(&options, &e), &e, ENGINE_BAD_OPTION, bad[i].text);
+    }
+    struct engine_error e;
+    assert_int_equal(plan_check_options(&(struct engine_options){.model = folder.path, .layers = "1-3", .experts = "0-3"}, &e), ENGINE_OK);
+    /* Layers past num_hidden_layers are there for those who name them, which the names alone can tell. */
+    scratch_write_text(&folder, "config.json", "{\"num_hidden_layers\":2}");
+    assert_int_equal(plan_check_options(&(struct engine_options){.model = folder.path, .layers = "3"}, &e), ENGINE_OK);
     scratch_finish(&folder);
 }
 

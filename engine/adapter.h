@@ -63,7 +63,7 @@ enum engine_code adapter_open_beneath(int root_fd, const char *root, const char 
 /* Opens a folder with all values in memory. `report` as in model_inspect. */
 enum engine_code adapter_read(int dir_fd, const struct model *model, int64_t max_bytes, FILE *report, struct adapter_data **out,
                               struct engine_error *error);
-/* After the last piece was read: that the file is still the one that was opened. */
+/* After the last piece was read: that its files are still those that were opened. */
 enum engine_code adapter_check_unchanged(const struct adapter_data *data, struct engine_error *error);
 void adapter_data_destroy(struct adapter_data *data); /* NULL is fine */
 

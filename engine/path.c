@@ -194,3 +194,13 @@ struct path_text path_show(const char *folder, const char *name)
     snprintf(out.s, sizeof out.s, "%.*s%s%s", PATH_FOLDER_SHOWN, folder ? folder : "", apart ? "/" : "", name ? name : "");
     return out;
 }
+
+enum engine_code path_check_unchanged(int fd, const struct stat *before, const char *name, enum engine_code bad, struct engine_error *error)
+{
+    struct stat now;
+    if (fstat(fd, &now))
+        return engine_fail(error, engine_errno_code(errno), "%s: %s", name, strerror(errno));
+    if (now.st_size == before->st_size && now.st_mtim.tv_sec == before->st_mtim.tv_sec && now.st_mtim.tv_nsec == before->st_mtim.tv_nsec)
+        return ENGINE_OK;
+    return engine_fail(error, bad, "%s: the file was written to while it was being read", name);
+}

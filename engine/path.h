@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Opening files below a folder that nothing may leave: not "..", not a symlink, and not a symlink swapped in meanwhile.
- * Symlinks that stay below are followed, as hub caches need. And how messages call a file. Any thread.
+ * Symlinks that stay below are followed, as hub caches need. And two small things about files: what messages call them, and whether they
+ * stay as they are. Any thread.
  */
 #ifndef EXPERTD_ENGINE_PATH_H
 #define EXPERTD_ENGINE_PATH_H
 
+#include "engine/error.h"
+
 #include <stdbool.h>
+#include <sys/stat.h>
 
 /* Bytes of a folder's path in a message: there must be room for what is wrong. */
 #define PATH_FOLDER_SHOWN 300
@@ -26,5 +30,11 @@ struct path_text {
     char s[PATH_FOLDER_SHOWN + 1 + 255 + 1];
 };
 struct path_text path_show(const char *folder, const char *name);
+
+/* After the last read of `fd`: that all of them saw the same file, and not one that somebody writes anew in its place. Told by its size and
+ * time of modification, which the system keeps to some milliseconds, against those in `before`. `bad` is the code if it changed, `name` what
+ * the sentence begins with. */
+enum engine_code path_check_unchanged(int fd, const struct stat *before, const char *name, enum engine_code bad,
+                                      struct engine_error *error);
 
 #endif

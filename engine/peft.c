@@ -111,19 +111,17 @@ static int open_plain(const struct source *source, const char *name, struct stat
     return fd;
 }
 
-static bool read_config(const struct source *source, struct peft_config *config, struct faults *log)
+/* It stays open, to be looked at again when the weights that it belongs to have been read. */
+static bool read_config(const struct source *source, struct adapter_files *files, struct peft_config *config, struct faults *log)
 {
-    struct stat st;
-    int fd = open_plain(source, CONFIG_NAME, &st, log);
+    int fd = files->config_fd = open_plain(source, CONFIG_NAME, &files->config, log);
     if (fd < 0)
         return false;
-    if (st.st_size > PEFT_MAX_CONFIG) {
-        close(fd);
-        return faults_add(log, ENGINE_BAD_ADAPTER, CONFIG_NAME " has %lld bytes; at most %d are allowed", (long long)st.st_size,
+    if (files->config.st_size > PEFT_MAX_CONFIG)
+        return faults_add(log, ENGINE_BAD_ADAPTER, CONFIG_NAME " has %lld bytes; at most %d are allowed", (long long)files->config.st_size,
                           PEFT_MAX_CONFIG) &&
                false;
-    }
-    size_t want = (size_t)st.st_size, have = 0;
+    size_t want = (size_t)files->config.st_size, have = 0;
     char *text = malloc(want + 1);
     int e = text ? 0 : ENOMEM;
     while (!e && have < want) {
@@ -135,7 +133,6 @@ static bool read_config(const struct source *source, struct peft_config *config,
         else if (errno != EINTR)
             e = errno;
     }
-    close(fd);
     bool on = e ? faults_add(log, e == ENOMEM ? ENGINE_OUT_OF_MEMORY : ENGINE_IO, CONFIG_NAME " can't be read: %s", strerror(e)) && false
                 : peft_config_parse(text, have, config, log);
     free(text);
@@ -184,7 +181,7 @@ static void open_all(const struct source *source, int64_t max_bytes, bool values
 {
     struct peft_config config = {0};
     struct adapter_files *files = data->files;
-    bool on = read_config(source, &config, log);
+    bool on = read_config(source, files, &config, log);
     if (on || log->report) {
         files->file = open_model(source, max_bytes, log);
         on = on && files->file;
@@ -211,6 +208,7 @@ static enum engine_code open_source(const struct source *source, const struct mo
         return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for an adapter");
     }
     data->files->model = model;
+    data->files->config_fd = -1;
     struct faults log = {.report = report};
     open_all(source, max_bytes, values, data, &log);
     enum engine_code code = faults_finish(&log, error);
@@ -257,7 +255,9 @@ enum engine_code adapter_open_beneath(int root_fd, const char *root, const char 
 
 enum engine_code adapter_check_unchanged(const struct adapter_data *data, struct engine_error *error)
 {
-    return safetensors_check_unchanged(data->files->file, error);
+    const struct adapter_files *files = data->files;
+    enum engine_code code = path_check_unchanged(files->config_fd, &files->config, CONFIG_NAME, ENGINE_BAD_ADAPTER, error);
+    return code ? code : safetensors_check_unchanged(files->file, error);
 }
 
 void adapter_data_destroy(struct adapter_data *data)
@@ -272,6 +272,8 @@ void adapter_data_destroy(struct adapter_data *data)
     free(data->memory);
     peft_plan_finish(&data->files->plan);
     safetensors_close(data->files->file);
+    if (data->files->config_fd >= 0)
+        close(data->files->config_fd);
     free(data->files);
     free(data);
 }

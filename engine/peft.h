@@ -16,6 +16,8 @@
 #include "engine/pattern.h"
 #include "engine/safetensors.h"
 
+#include <sys/stat.h>
+
 #define PEFT_MAX_CONFIG (4 << 20) /* bytes of adapter_config.json */
 #define PEFT_MAX_NAME 512 /* bytes of the name of a tensor that adapts experts */
 
@@ -105,6 +107,8 @@ void peft_plan_finish(struct peft_plan *plan);
 /* ---- values ---------------------------------------------------------------------------------------------------- */
 
 struct adapter_files {
+    int config_fd; /* -1: not opened */
+    struct stat config; /* as it was then */
     struct safetensors_file *file;
     struct peft_plan plan;
     const struct model *model;

@@ -27,7 +27,7 @@ struct safetensors_file {
     char *name;
     enum engine_code bad;
     int64_t size;
-    struct timespec modified; /* when it was opened */
+    struct stat opened; /* as it was then */
     char *text; /* the header; names point into it */
     struct safetensors_tensor *tensor; /* by position */
     const struct safetensors_tensor **sorted; /* by name */
@@ -141,12 +141,7 @@ enum engine_code safetensors_read(const struct safetensors_file *file, const str
 
 enum engine_code safetensors_check_unchanged(const struct safetensors_file *file, struct engine_error *error)
 {
-    struct stat st;
-    if (fstat(file->fd, &st))
-        return engine_fail(error, engine_errno_code(errno), "%s: %s", file->name, strerror(errno));
-    if (st.st_size == file->size && st.st_mtim.tv_sec == file->modified.tv_sec && st.st_mtim.tv_nsec == file->modified.tv_nsec)
-        return ENGINE_OK;
-    return engine_fail(error, file->bad, "%s: the file was written to while it was being read", file->name);
+    return path_check_unchanged(file->fd, &file->opened, file->name, file->bad, error);
 }
 
 void safetensors_prefetch(const struct safetensors_file *file, const struct safetensors_tensor *tensor, int64_t offset, int64_t bytes)
@@ -591,13 +586,11 @@ static enum engine_code order_tensors(struct header *h)
 
 static enum engine_code load_header(struct safetensors_file *file, struct engine_error *error)
 {
-    struct stat st;
-    if (fstat(file->fd, &st))
+    if (fstat(file->fd, &file->opened))
         return engine_fail(error, engine_errno_code(errno), "%s: %s", file->name, strerror(errno));
-    if (!S_ISREG(st.st_mode))
+    if (!S_ISREG(file->opened.st_mode))
         return engine_fail(error, file->bad, "%s is not a regular file", file->name);
-    file->size = st.st_size;
-    file->modified = st.st_mtim;
+    file->size = file->opened.st_size;
     if (file->size < 8)
         return engine_fail(error, file->bad, "%s: %" PRId64 " bytes are too few for a safetensors file", file->name, file->size);
     unsigned char raw[8];

@@ -74,8 +74,7 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors_file 
 enum engine_code safetensors_read(const struct safetensors_file *file, const struct safetensors_tensor *tensor, int64_t offset, void *dst,
                                   size_t bytes, struct engine_error *error);
 
-/* After the last read: that all of them saw the same file, and not one that somebody writes anew in its place. Told by its size and time of
- * modification, which the system keeps to some milliseconds. */
+/* After the last read: see path_check_unchanged. */
 enum engine_code safetensors_check_unchanged(const struct safetensors_file *file, struct engine_error *error);
 
 /* Tells the system that these bytes will be read soon. A hint only. */

@@ -458,10 +458,15 @@ static void a_file_that_changes_is_refused(void **state)
     char path[128];
     int32_t id = 0;
     install_fine(g, "a", "one", false, &id);
-    snprintf(path, sizeof path, "%s/two/adapter_model.safetensors", g->s.path);
-    g->device.touched = path;
-    install_fails(g, "a", "two", true, ENGINE_BAD_ADAPTER, "adapter_model.safetensors: the file was written to while it was being read");
-    g->device.touched = NULL;
+    static const char *const file[] = {"adapter_model.safetensors", "adapter_config.json"};
+    for (int i = 0; i < 2; i++) {
+        char text[128];
+        snprintf(path, sizeof path, "%s/two/%s", g->s.path, file[i]);
+        snprintf(text, sizeof text, "%s: the file was written to while it was being read", file[i]);
+        g->device.touched = path;
+        install_fails(g, "a", "two", true, ENGINE_BAD_ADAPTER, text);
+        g->device.touched = NULL;
+    }
     struct engine_adapter *old = registry_acquire_id(g->registry, id);
     assert_non_null(old);
     registry_release(g->registry, old);

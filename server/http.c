@@ -32,6 +32,7 @@
 #define HTTP_SLOWEST (1 << 20) /* bytes a second that bodies and replies are given on top of --request-timeout-s */
 #define HTTP_MEMORY (128 << 10) /* of a connection: the size that measured best for bodies of half a MiB */
 #define HTTP_THREADS_MAX 32
+#define HTTP_TARGET_SHOWN 128 /* bytes of a path in the log */
 #define HTTP_LOOK_OUT_NS 500000
 #define HTTP_LOOKOUTS 4 /* one thread of so many may look out */
 
@@ -158,20 +159,11 @@ static void http_check_key(struct http_request *r)
     }
 }
 
-/* For the log. Queries are left out: clients hide keys in them. */
-static void http_take_target(struct http_request *r)
-{
-    size_t length = strcspn(r->uri, "?");
-    snprintf(r->target, sizeof r->target, "%.*s%s", length > HTTP_TARGET_SHOWN ? HTTP_TARGET_SHOWN : (int)length, r->uri,
-             length > HTTP_TARGET_SHOWN ? "..." : "");
-}
-
 static void http_check_head(struct http_request *r, const char *method, const char *version)
 {
     struct framing framing;
     char text[256];
     bool too_many;
-    http_take_target(r);
     if (!framing_check(r->mhd, method, version, r->raw_uri, r->raw_length, r->uri, &framing, text, sizeof text)) {
         r->length = -1; /* unknown: answered at once, and closed */
         http_fail(r, 400, "bad_framing", "%s", text);
@@ -475,9 +467,21 @@ static enum metrics_outcome http_outcome(const struct http_request *r, int statu
     }
 }
 
+/* The path as it was asked for, where the route does not tell; else NULL. Queries are left out: clients hide keys in them. */
+static const char *http_show_target(const struct http_request *r, char *text, size_t size)
+{
+    if (r->route && r->status != 404 && r->status != 405)
+        return NULL;
+    size_t length = strcspn(r->raw_uri, "?");
+    snprintf(text, size, "%.*s%s", length > HTTP_TARGET_SHOWN ? HTTP_TARGET_SHOWN : (int)length, r->raw_uri,
+             length > HTTP_TARGET_SHOWN ? "..." : "");
+    return text;
+}
+
 static void http_account(struct http_request *r, enum MHD_RequestTerminationCode how)
 {
     int64_t now = server_now_ns();
+    char target[HTTP_TARGET_SHOWN + 4];
     if (!r->status) {
         pthread_mutex_lock(&r->connection->lock);
         bool expired = r->connection->expired;
@@ -494,7 +498,7 @@ static void http_account(struct http_request *r, enum MHD_RequestTerminationCode
         .request_id = r->id,
         .method = r->method_name,
         .route = r->route ? r->route->pattern : NULL,
-        .target = !r->route || r->status == 404 || r->status == 405 ? r->target : NULL,
+        .target = http_show_target(r, target, sizeof target),
         .remote = r->connection->remote,
         .status = r->status ? r->status : 499,
         .code = r->code,

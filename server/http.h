@@ -48,14 +48,12 @@ struct http_route {
 
 enum http_stage { HTTP_NEW, HTTP_BODY, HTTP_WAITING, HTTP_HANDLED };
 
-#define HTTP_TARGET_SHOWN 128
-
 struct http_request {
     struct server *server;
     struct connection *connection;
     struct MHD_Connection *mhd;
     char *uri; /* a copy, which segments and query point into */
-    const char *raw_uri; /* where it stood in libmicrohttpd's buffer */
+    const char *raw_uri; /* where it stands in libmicrohttpd's buffer, as long as the request lasts */
     size_t raw_length;
     char *segment[HTTP_MAX_SEGMENTS]; /* of the path, decoded */
     size_t segments;
@@ -94,7 +92,6 @@ struct http_request {
     int64_t layer, rows, adapters, queue_us, compute_us;
     const char *path;
     const char *adapter; /* that an adapter call names; alive as long as the request */
-    char target[HTTP_TARGET_SHOWN + 4]; /* as it came, without its query, cut with "..." */
     bool infer;
 };
 

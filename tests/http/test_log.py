@@ -74,6 +74,12 @@ def test_targets():
                 line = s.wait_log(r.headers["x-request-id"])
                 got = json.loads(line) if form == "json" else fields(line)
                 assert got["target"] == target and str(got["status"]) == str(status) and "secret" not in line, line
+            # Still known when a body that is more than the connection's memory has followed.
+            body, headers = forward_body(tokens(rows=4000), binary=True, parameters={"layer": 99})
+            r = s.call("POST", "/moe/forward?key=secret", body, headers)
+            check_error(r, 404, "layer_not_found")
+            line = s.wait_log(r.headers["x-request-id"])
+            assert (json.loads(line) if form == "json" else fields(line))["target"] == "/moe/forward" and "secret" not in line, line
             for r in (s.call("GET", "/adapters"), s.call("POST", "/moe/forward", b"{")):
                 assert "target" not in s.wait_log(r.headers["x-request-id"])
 

@@ -132,28 +132,23 @@ static bool forward_check_layer(struct http_request *r, struct forward *f, const
     return true;
 }
 
-static enum proto_code forward_check_width(const struct proto_tensor *t, const struct engine_model_info *model, struct proto_error *error)
-{
-    if (t->rank == 2 && t->shape[0] >= 1 && t->shape[1] == model->hidden_size)
-        return PROTO_OK;
-    char found[112];
-    forward_print_shape(t, found, sizeof found);
-    error->code = PROTO_SHAPE_MISMATCH;
-    snprintf(error->message, sizeof error->message, "input \"hidden\" has shape [%s]; it must be [T, %d] with T at least 1", found,
-             model->hidden_size);
-    return error->code;
-}
-
-/* Of a datatype that can't be, this is said later. */
+/* Of a datatype that can't be, that is said later. */
 enum proto_code forward_look(void *context, const struct proto_tensor *tensor, struct proto_error *error)
 {
     const struct http_request *r = context;
     const struct forward *f = r->state;
-    if (strcmp(tensor->name, "hidden") != 0 || !dtype_is_float(tensor->dtype))
+    int32_t hidden = engine_model(f->engine)->hidden_size;
+    if (strcmp(tensor->name, "hidden") != 0 || !dtype_is_float(tensor->dtype) ||
+        (tensor->rank == 2 && tensor->shape[0] >= 1 && tensor->shape[1] == hidden))
         return PROTO_OK;
-    return forward_check_width(tensor, engine_model(f->engine), error);
+    char found[112];
+    forward_print_shape(tensor, found, sizeof found);
+    error->code = PROTO_SHAPE_MISMATCH;
+    snprintf(error->message, sizeof error->message, "input \"hidden\" has shape [%s]; it must be [T, %d] with T at least 1", found, hidden);
+    return error->code;
 }
 
+/* Its shape is [T, hidden_size]: forward_look has seen to that. */
 static bool forward_check_hidden(struct http_request *r, struct forward *f, const struct proto_tensor *t,
                                  const struct engine_model_info *model)
 {
@@ -163,11 +158,6 @@ static bool forward_check_hidden(struct http_request *r, struct forward *f, cons
     }
     if (!forward_is_float(r, t))
         return false;
-    struct proto_error error;
-    if (forward_check_width(t, model, &error) != PROTO_OK) {
-        http_fail_proto(r, &error);
-        return false;
-    }
     if (t->shape[0] > model->queue_rows || t->shape[0] > INT32_MAX) {
         http_fail(r, 413, "too_large", "the request has %" PRId64 " rows; the queue holds %" PRId64, t->shape[0], model->queue_rows);
         return false;

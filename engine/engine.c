@@ -337,6 +337,8 @@ enum engine_code engine_submit(struct engine *engine, struct engine_request *req
 
 void engine_cancel(struct engine *engine, struct engine_request *request) { scheduler_cancel(engine->scheduler, request); }
 
+enum engine_code engine_staging_check(struct engine *engine, size_t bytes) { return staging_check(engine->staging, bytes); }
+
 enum engine_code engine_staging_acquire(struct engine *engine, size_t bytes, void **out)
 {
     return staging_acquire(engine->staging, bytes, out);

@@ -196,6 +196,8 @@ void engine_cancel(struct engine *engine, struct engine_request *request);
 
 /* Host memory for bodies and replies that the device can copy from and to directly. Bounded by max_inflight_bytes in all.
  * ENGINE_QUEUE_FULL: the bound is reached for now; ENGINE_TOO_LARGE: larger than the bound itself. */
+/* What engine_staging_acquire would say now; nothing is held. */
+enum engine_code engine_staging_check(struct engine *engine, size_t bytes);
 enum engine_code engine_staging_acquire(struct engine *engine, size_t bytes, void **out);
 void engine_staging_release(struct engine *engine, void *memory); /* NULL is fine */
 

@@ -92,6 +92,13 @@ static struct block *evict(struct staging *s, int64_t keep)
     return out;
 }
 
+enum engine_code staging_check(struct staging *s, size_t bytes)
+{
+    if (bytes > (uint64_t)s->limit || class_of(bytes) == CLASSES)
+        return ENGINE_TOO_LARGE;
+    return (int64_t)bytes > s->limit - staging_bytes(s) ? ENGINE_QUEUE_FULL : ENGINE_OK;
+}
+
 enum engine_code staging_acquire(struct staging *s, size_t bytes, void **out)
 {
     int class = class_of(bytes);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * POST /moe/forward and the OIP infer call: receives the body into staging memory, hands a checked request to the engine with the
- * connection suspended, and sends the answer from where the engine wrote it.
+ * POST /moe/forward and the OIP infer call: receives the body into staging memory, which grows with what arrives, hands a checked request
+ * to the engine with the connection suspended, and sends the answer from where the engine wrote it.
  */
 #include "server/forward.h"
 
@@ -11,18 +11,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FORWARD_FIRST_CHUNK ((size_t)64 << 10)
+#define FORWARD_STEP 16 /* a body's memory grows so many times at once */
 /* JSON longer than this, and answers with more numbers in JSON than this takes bytes, are left to other threads: a listener's thread has
  * other connections, too. It is some milliseconds' work. */
 #define FORWARD_LONG ((size_t)1 << 20)
 
 /* ---- the body --------------------------------------------------------------------------------------------------- */
 
-static bool forward_acquire(struct http_request *r, struct forward *f, size_t bytes, char **out)
+/* Whether the staging memory's answer is yes; else the request has failed. */
+static bool forward_granted(struct http_request *r, enum engine_code code, size_t bytes)
 {
-    void *memory;
-    switch (engine_staging_acquire(f->engine, bytes, &memory)) {
-    case ENGINE_OK: *out = memory; return true;
+    switch (code) {
+    case ENGINE_OK: return true;
     case ENGINE_QUEUE_FULL:
         http_fail(r, 429, "too_many_bytes_in_flight", "requests in flight hold all of --max-inflight-bytes; try again");
         return false;
@@ -32,6 +32,11 @@ static bool forward_acquire(struct http_request *r, struct forward *f, size_t by
         return false;
     default: http_fail_memory(r); return false;
     }
+}
+
+static bool forward_acquire(struct http_request *r, struct forward *f, size_t bytes, void **out)
+{
+    return forward_granted(r, engine_staging_acquire(f->engine, bytes, out), bytes);
 }
 
 static bool forward_begin(struct http_request *r)
@@ -51,11 +56,21 @@ static bool forward_begin(struct http_request *r)
     }
     r->state = f;
     f->engine = server_engine(r->server);
-    size_t bytes = r->length >= 0 ? (size_t)r->length : FORWARD_FIRST_CHUNK < (size_t)limit ? FORWARD_FIRST_CHUNK : (size_t)limit;
-    if (bytes && !forward_acquire(r, f, bytes, &f->body))
-        return false;
-    f->capacity = bytes;
-    return true;
+    /* Nothing is taken by a head alone; but what can't be had now is better refused before it is sent. */
+    return r->length < 0 || forward_granted(r, engine_staging_check(f->engine, (size_t)r->length), (size_t)r->length);
+}
+
+/* The memory to hold for a body of which so many bytes have come: the whole if that is at most FORWARD_STEP times as much, so that nobody
+ * holds much with little, else a power of FORWARD_STEP less, so that what is copied on the way is a small part of the whole. The whole of a
+ * chunked one is not known: twice as much, for a copy that stays linear. */
+static size_t forward_room(const struct http_request *r, size_t come)
+{
+    size_t limit = (size_t)r->server->options->max_body_bytes, room = (size_t)r->length;
+    if (r->length < 0)
+        return 2 * come < limit ? 2 * come : limit;
+    while (room / FORWARD_STEP >= come)
+        room /= FORWARD_STEP;
+    return room;
 }
 
 static bool forward_data(struct http_request *r, const char *data, size_t size)
@@ -66,11 +81,9 @@ static bool forward_data(struct http_request *r, const char *data, size_t size)
         http_fail(r, 413, "too_large", "the body has more than the %zu bytes that --max-body-bytes allows", limit);
         return false;
     }
-    if (size > f->capacity - f->length) { /* chunked: twice what there is, for a copy that stays linear */
-        size_t wanted = 2 * (f->length + size);
-        char *grown;
-        if (wanted > limit)
-            wanted = limit;
+    if (size > f->capacity - f->length) {
+        size_t wanted = forward_room(r, f->length + size);
+        void *grown;
         if (!forward_acquire(r, f, wanted, &grown))
             return false;
         if (f->length)
@@ -237,7 +250,7 @@ static void forward_cancel(struct http_request *r)
 static void *forward_take(void *context, size_t bytes)
 {
     struct http_request *r = context;
-    char *memory;
+    void *memory;
     return forward_acquire(r, r->state, bytes, &memory) ? memory : NULL;
 }
 

@@ -279,13 +279,60 @@ def test_queue_full():
 def test_bytes_in_flight():
     with Server("--max-inflight-bytes", "4M", "--max-body-bytes", "3M") as s:
         with s.connect() as a:
-            a.sendall(HEAD + b"Content-Length: 3000000\r\n\r\n")
-            eventually(lambda: staging(s) >= 3000000)
+            a.sendall(HEAD + b"Content-Length: 3000000\r\n\r\n" + b"x" * 200000)
+            eventually(lambda: staging(s) >= 3000000)  # the whole, when a sixteenth has come
             r = s.call("POST", "/moe/forward", b"x" * 2000000)
             check_error(r, 429, "too_many_bytes_in_flight")
             assert r.headers["retry-after"] and r.headers["connection"] == "close", r
             assert forward(s, tokens()).status == 200, "small ones still fit"
         eventually(lambda: s.call("POST", "/moe/forward", b"x" * 2000000).status == 400)
+
+
+def test_heads_alone_hold_no_memory():
+    """Twenty that announce 64 MB each, where all may have 256 in flight, and then send next to nothing: others are served as ever."""
+    count, announced = 20, 64 << 20
+    with Server("--max-inflight-bytes", "256M", "--max-body-bytes", "64M") as s:
+        silent = [s.connect() for _ in range(count)]
+        for c in silent:
+            c.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % announced)
+        for c in silent:
+            assert c.recv(100).startswith(b"HTTP/1.1 100 "), "the head is accepted"
+        sent = 0
+        for more in (0, 1, 60000):
+            for c in silent:
+                c.sendall(b"x" * more)
+            sent += more
+            eventually(lambda: staging(s) >= count * sent)
+            assert staging(s) <= 16 * count * sent, (staging(s), sent)
+            check_error(s.call("POST", "/moe/forward", b"x" * announced), 400, "bad_json")
+            assert forward(s, tokens()).status == 200
+        for c in silent:
+            c.close()
+        eventually(lambda: staging(s) == 0)
+
+
+def test_bytes_in_flight_are_bounded_while_they_arrive():
+    """Bodies that pass the bound together are begun, since none of their heads does, but not held: some are told so midway, and can read it."""
+    body, length, limit = b"x" * 3000000, 3000000, 4 << 20
+    with Server("--max-inflight-bytes", "4M", "--max-body-bytes", "3M") as s:
+        made = [s.connect() for _ in range(4)]
+        for c in made:
+            c.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % length + body[:100000])
+        eventually(lambda: staging(s) >= 400000)
+        for c in made:
+            c.sendall(body[100000:300000])
+            time.sleep(0.1)
+            assert staging(s) <= limit
+        for c in made[1:]:
+            r = read_reply(c)[0]
+            check_error(r, 429, "too_many_bytes_in_flight")
+            assert r.headers["retry-after"] and r.headers["connection"] == "close", r
+            c.close()
+        eventually(lambda: staging(s) == length)
+        made[0].sendall(body[300000:])
+        assert read_reply(made[0])[0].status == 400  # it was taken whole, and is no JSON
+        made[0].close()
+        eventually(lambda: staging(s) == 0)
 
 
 def test_deadline():

@@ -58,8 +58,15 @@ static void the_bound_is_exact(void **state)
     assert_int_equal(staging_acquire(s, SIZE_MAX, &a), ENGINE_TOO_LARGE);
     assert_int_equal(staging_acquire(s, SIZE_MAX - 100, &a), ENGINE_TOO_LARGE);
     assert_null(a);
+    assert_int_equal(staging_check(s, 1000001), ENGINE_TOO_LARGE);
+    assert_int_equal(staging_check(s, SIZE_MAX - 100), ENGINE_TOO_LARGE);
+    assert_int_equal(staging_check(s, 1000000), ENGINE_OK);
+    assert_int_equal(staging_bytes(s), 0);
+    assert_int_equal(atomic_load(&live_bytes), 0);
     assert_int_equal(staging_acquire(s, 1000000, &a), ENGINE_OK);
     memset(a, 1, 1000000);
+    assert_int_equal(staging_check(s, 1), ENGINE_QUEUE_FULL);
+    assert_int_equal(staging_check(s, 1000001), ENGINE_TOO_LARGE);
     assert_int_equal(staging_bytes(s), 1000000);
     assert_int_equal(staging_acquire(s, 1, &b), ENGINE_QUEUE_FULL);
     assert_null(b);

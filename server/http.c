@@ -391,11 +391,10 @@ static void *http_request_line(void *cls, const char *uri, struct MHD_Connection
 static enum MHD_Result http_receive(struct http_request *r, const char *data, size_t size)
 {
     r->received += (int64_t)size;
-    if (r->length < 0) { /* the time that a chunked body is given grows with it */
-        int64_t left = http_limit_ns(r->server, r->received) - (server_now_ns() - r->head_ns);
-        if (!watch_enter(r->connection, CONNECTION_BODY, left > 0 ? left : 1))
-            return MHD_NO;
-    }
+    /* The time that a body is given grows with what has come of it, not with what was announced. */
+    int64_t left = http_limit_ns(r->server, r->received) - (server_now_ns() - r->head_ns);
+    if (!watch_enter(r->connection, CONNECTION_BODY, left > 0 ? left : 1))
+        return MHD_NO;
     if (r->method->body)
         return r->method->body->data(r, data, size) ? MHD_YES : http_cut(r);
     if (r->received > (int64_t)HTTP_CONTROL_MAX) {
@@ -428,7 +427,7 @@ static enum MHD_Result http_access(void *cls, struct MHD_Connection *mhd, const 
         http_check_head(r, method, version);
         if (r->status && r->length != 0)
             return http_send(r, true);
-        return watch_enter(r->connection, CONNECTION_BODY, http_limit_ns(r->server, r->length > 0 ? r->length : 0)) ? MHD_YES : MHD_NO;
+        return watch_enter(r->connection, CONNECTION_BODY, http_limit_ns(r->server, 0)) ? MHD_YES : MHD_NO;
     case HTTP_BODY:
         if (*size) {
             size_t taken = *size;

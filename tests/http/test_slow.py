@@ -85,6 +85,18 @@ def test_trickled_chunks():
 
 
 @aside
+def test_long_body_that_stalls():
+    """It is given two seconds and one more for each MiB that came, not for each of the 64 that were to come."""
+    with Server("--request-timeout-s", "2") as s, s.connect() as c:
+        c.settimeout(60)
+        began = time.monotonic()
+        c.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (64 << 20) + b"x" * (1 << 20))
+        check_error(parse_replies(read_all(c))[0], 408, "timeout", "body")
+        took = time.monotonic() - began
+        assert 2.5 < took < 30, took
+
+
+@aside
 def test_patient_client():
     """One that pauses, but is done in time, is served."""
     with Server("--request-timeout-s", "10") as s:

@@ -224,26 +224,72 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 /* Waits until at most the last N groups are under way: the others' sums may be used, and the memory that they read written. */
 template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
-/* Operand lists: registers 8 i .. 8 i + 7. */
-#define WGMMA_R0 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define WGMMA_R1 "%8,%9,%10,%11,%12,%13,%14,%15"
-#define WGMMA_R2 "%16,%17,%18,%19,%20,%21,%22,%23"
-#define WGMMA_R3 "%24,%25,%26,%27,%28,%29,%30,%31"
-#define WGMMA_R4 "%32,%33,%34,%35,%36,%37,%38,%39"
-#define WGMMA_R5 "%40,%41,%42,%43,%44,%45,%46,%47"
-#define WGMMA_R6 "%48,%49,%50,%51,%52,%53,%54,%55"
-#define WGMMA_R7 "%56,%57,%58,%59,%60,%61,%62,%63"
-#define WGMMA_R8 "%64,%65,%66,%67,%68,%69,%70,%71"
-#define WGMMA_R9 "%72,%73,%74,%75,%76,%77,%78,%79"
-#define WGMMA_R10 "%80,%81,%82,%83,%84,%85,%86,%87"
-#define WGMMA_R11 "%88,%89,%90,%91,%92,%93,%94,%95"
-#define WGMMA_R12 "%96,%97,%98,%99,%100,%101,%102,%103"
-#define WGMMA_R13 "%104,%105,%106,%107,%108,%109,%110,%111"
-#define WGMMA_R14 "%112,%113,%114,%115,%116,%117,%118,%119"
-#define WGMMA_R15 "%120,%121,%122,%123,%124,%125,%126,%127"
-#define WGMMA_D(i)                                                                                                                         \
+/* Operand lists of n sixteens of columns, 8 registers each: their numbers, and what they stand for. */
+#define WGMMA_LIST_1 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define WGMMA_LIST_2                                                                                                                       \
+    WGMMA_LIST_1 ","                                                                                                                       \
+                 "%8,%9,%10,%11,%12,%13,%14,%15"
+#define WGMMA_LIST_3                                                                                                                       \
+    WGMMA_LIST_2 ","                                                                                                                       \
+                 "%16,%17,%18,%19,%20,%21,%22,%23"
+#define WGMMA_LIST_4                                                                                                                       \
+    WGMMA_LIST_3 ","                                                                                                                       \
+                 "%24,%25,%26,%27,%28,%29,%30,%31"
+#define WGMMA_LIST_5                                                                                                                       \
+    WGMMA_LIST_4 ","                                                                                                                       \
+                 "%32,%33,%34,%35,%36,%37,%38,%39"
+#define WGMMA_LIST_6                                                                                                                       \
+    WGMMA_LIST_5 ","                                                                                                                       \
+                 "%40,%41,%42,%43,%44,%45,%46,%47"
+#define WGMMA_LIST_7                                                                                                                       \
+    WGMMA_LIST_6 ","                                                                                                                       \
+                 "%48,%49,%50,%51,%52,%53,%54,%55"
+#define WGMMA_LIST_8                                                                                                                       \
+    WGMMA_LIST_7 ","                                                                                                                       \
+                 "%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_LIST_9                                                                                                                       \
+    WGMMA_LIST_8 ","                                                                                                                       \
+                 "%64,%65,%66,%67,%68,%69,%70,%71"
+#define WGMMA_LIST_10                                                                                                                      \
+    WGMMA_LIST_9 ","                                                                                                                       \
+                 "%72,%73,%74,%75,%76,%77,%78,%79"
+#define WGMMA_LIST_11                                                                                                                      \
+    WGMMA_LIST_10 ","                                                                                                                      \
+                  "%80,%81,%82,%83,%84,%85,%86,%87"
+#define WGMMA_LIST_12                                                                                                                      \
+    WGMMA_LIST_11 ","                                                                                                                      \
+                  "%88,%89,%90,%91,%92,%93,%94,%95"
+#define WGMMA_LIST_13                                                                                                                      \
+    WGMMA_LIST_12 ","                                                                                                                      \
+                  "%96,%97,%98,%99,%100,%101,%102,%103"
+#define WGMMA_LIST_14                                                                                                                      \
+    WGMMA_LIST_13 ","                                                                                                                      \
+                  "%104,%105,%106,%107,%108,%109,%110,%111"
+#define WGMMA_LIST_15                                                                                                                      \
+    WGMMA_LIST_14 ","                                                                                                                      \
+                  "%112,%113,%114,%115,%116,%117,%118,%119"
+#define WGMMA_LIST_16                                                                                                                      \
+    WGMMA_LIST_15 ","                                                                                                                      \
+                  "%120,%121,%122,%123,%124,%125,%126,%127"
+#define WGMMA_EIGHT(i)                                                                                                                     \
     "+f"(d[8 * i]), "+f"(d[8 * i + 1]), "+f"(d[8 * i + 2]), "+f"(d[8 * i + 3]), "+f"(d[8 * i + 4]), "+f"(d[8 * i + 5]),                    \
         "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
+#define WGMMA_SUMS_1 WGMMA_EIGHT(0)
+#define WGMMA_SUMS_2 WGMMA_SUMS_1, WGMMA_EIGHT(1)
+#define WGMMA_SUMS_3 WGMMA_SUMS_2, WGMMA_EIGHT(2)
+#define WGMMA_SUMS_4 WGMMA_SUMS_3, WGMMA_EIGHT(3)
+#define WGMMA_SUMS_5 WGMMA_SUMS_4, WGMMA_EIGHT(4)
+#define WGMMA_SUMS_6 WGMMA_SUMS_5, WGMMA_EIGHT(5)
+#define WGMMA_SUMS_7 WGMMA_SUMS_6, WGMMA_EIGHT(6)
+#define WGMMA_SUMS_8 WGMMA_SUMS_7, WGMMA_EIGHT(7)
+#define WGMMA_SUMS_9 WGMMA_SUMS_8, WGMMA_EIGHT(8)
+#define WGMMA_SUMS_10 WGMMA_SUMS_9, WGMMA_EIGHT(9)
+#define WGMMA_SUMS_11 WGMMA_SUMS_10, WGMMA_EIGHT(10)
+#define WGMMA_SUMS_12 WGMMA_SUMS_11, WGMMA_EIGHT(11)
+#define WGMMA_SUMS_13 WGMMA_SUMS_12, WGMMA_EIGHT(12)
+#define WGMMA_SUMS_14 WGMMA_SUMS_13, WGMMA_EIGHT(13)
+#define WGMMA_SUMS_15 WGMMA_SUMS_14, WGMMA_EIGHT(14)
+#define WGMMA_SUMS_16 WGMMA_SUMS_15, WGMMA_EIGHT(15)
 
 /* wgmma_run<OP, N>::go(d, a, b): d[64 x N] += a[64 x 16] b[16 x N], for a whole warpgroup. a and b are descriptors (wgmma.cuh) of tiles in
  * shared memory, read through the async proxy; both have k contiguous. d[N / 2]: for each 8 columns as mma_16816's c, of the 16 rows
@@ -251,45 +297,37 @@ template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wg
  * for its group nobody touches d, or writes what it reads. */
 template <typename OP, int N> struct wgmma_run;
 
-#define WGMMA_TYPE(op, type, n, a, b, registers, ...)                                                                                      \
+/* `sums` sixteens of columns; a and b: the numbers of the operands after 8 registers for each. */
+#define WGMMA_TYPE(op, type, n, sums, a, b)                                                                                                \
     template <> struct wgmma_run<op, n> {                                                                                                  \
         static __device__ __forceinline__ void go(float *d, uint64_t x, uint64_t y)                                                        \
         {                                                                                                                                  \
-            asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" registers "}, %" #a ", %" #b                 \
-                         ", 1, 1, 1, 0, 0;"                                                                                                \
-                         : __VA_ARGS__                                                                                                     \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" WGMMA_LIST_##sums "}, %" #a ", %" #b         \
+                                                                                                                ", 1, 1, 1, 0, 0;"         \
+                         : WGMMA_SUMS_##sums                                                                                               \
                          : "l"(x), "l"(y));                                                                                                \
         }                                                                                                                                  \
     }
-#define WGMMA(n, a, b, registers, ...)                                                                                                     \
-    WGMMA_TYPE(__nv_bfloat16, "bf16", n, a, b, registers, __VA_ARGS__);                                                                    \
-    WGMMA_TYPE(__half, "f16", n, a, b, registers, __VA_ARGS__)
+#define WGMMA(n, sums, a, b)                                                                                                               \
+    WGMMA_TYPE(__nv_bfloat16, "bf16", n, sums, a, b);                                                                                      \
+    WGMMA_TYPE(__half, "f16", n, sums, a, b)
 
-WGMMA(16, 8, 9, WGMMA_R0, WGMMA_D(0));
-WGMMA(32, 16, 17, WGMMA_R0 "," WGMMA_R1, WGMMA_D(0), WGMMA_D(1));
-WGMMA(64, 32, 33, WGMMA_R0 "," WGMMA_R1 "," WGMMA_R2 "," WGMMA_R3, WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3));
-WGMMA(96, 48, 49, WGMMA_R0 "," WGMMA_R1 "," WGMMA_R2 "," WGMMA_R3 "," WGMMA_R4 "," WGMMA_R5, WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3),
-      WGMMA_D(4), WGMMA_D(5));
-WGMMA(128, 64, 65, WGMMA_R0 "," WGMMA_R1 "," WGMMA_R2 "," WGMMA_R3 "," WGMMA_R4 "," WGMMA_R5 "," WGMMA_R6 "," WGMMA_R7, WGMMA_D(0),
-      WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7));
-WGMMA(160, 80, 81,
-      WGMMA_R0 "," WGMMA_R1 "," WGMMA_R2 "," WGMMA_R3 "," WGMMA_R4 "," WGMMA_R5 "," WGMMA_R6 "," WGMMA_R7 "," WGMMA_R8 "," WGMMA_R9,
-      WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7), WGMMA_D(8), WGMMA_D(9));
-WGMMA(192, 96, 97,
-      WGMMA_R0 "," WGMMA_R1 "," WGMMA_R2 "," WGMMA_R3 "," WGMMA_R4 "," WGMMA_R5 "," WGMMA_R6 "," WGMMA_R7 "," WGMMA_R8 "," WGMMA_R9
-               "," WGMMA_R10 "," WGMMA_R11,
-      WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7), WGMMA_D(8), WGMMA_D(9), WGMMA_D(10),
-      WGMMA_D(11));
-WGMMA(224, 112, 113,
-      WGMMA_R0 "," WGMMA_R1 "," WGMMA_R2 "," WGMMA_R3 "," WGMMA_R4 "," WGMMA_R5 "," WGMMA_R6 "," WGMMA_R7 "," WGMMA_R8 "," WGMMA_R9
-               "," WGMMA_R10 "," WGMMA_R11 "," WGMMA_R12 "," WGMMA_R13,
-      WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7), WGMMA_D(8), WGMMA_D(9), WGMMA_D(10),
-      WGMMA_D(11), WGMMA_D(12), WGMMA_D(13));
-WGMMA(256, 128, 129,
-      WGMMA_R0 "," WGMMA_R1 "," WGMMA_R2 "," WGMMA_R3 "," WGMMA_R4 "," WGMMA_R5 "," WGMMA_R6 "," WGMMA_R7 "," WGMMA_R8 "," WGMMA_R9
-               "," WGMMA_R10 "," WGMMA_R11 "," WGMMA_R12 "," WGMMA_R13 "," WGMMA_R14 "," WGMMA_R15,
-      WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7), WGMMA_D(8), WGMMA_D(9), WGMMA_D(10),
-      WGMMA_D(11), WGMMA_D(12), WGMMA_D(13), WGMMA_D(14), WGMMA_D(15));
+WGMMA(16, 1, 8, 9);
+WGMMA(32, 2, 16, 17);
+WGMMA(48, 3, 24, 25);
+WGMMA(64, 4, 32, 33);
+WGMMA(80, 5, 40, 41);
+WGMMA(96, 6, 48, 49);
+WGMMA(112, 7, 56, 57);
+WGMMA(128, 8, 64, 65);
+WGMMA(144, 9, 72, 73);
+WGMMA(160, 10, 80, 81);
+WGMMA(176, 11, 88, 89);
+WGMMA(192, 12, 96, 97);
+WGMMA(208, 13, 104, 105);
+WGMMA(224, 14, 112, 113);
+WGMMA(240, 15, 120, 121);
+WGMMA(256, 16, 128, 129);
 
 #else
 

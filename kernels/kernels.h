@@ -144,7 +144,7 @@ struct kernel_forward {
     void *h; /* op [N, inter_pad] */
     void *y; /* op [N, hidden_pad] */
     void *s_gate, *s_up, *s_down; /* op [N, max_rank]; unused when lora.entry is NULL */
-    void *work; /* work_bytes of the table; contents need not survive between steps */
+    void *work; /* work_bytes of the table, for its steps alone; contents need not survive between forwards */
 };
 
 struct kernel_stream; /* an execution context of one back end */

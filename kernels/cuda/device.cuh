@@ -220,6 +220,20 @@ __device__ __forceinline__ int chunks_find(const int *first, int experts, int v)
     return low;
 }
 
+/* ---- dealing out tiles ---------------------------------------------------------------------------------- */
+
+/* The first TILE_COUNTERS words of f.work: how many tiles of gate_up and of down blocks have asked for, beyond their first. route's first
+ * kernel clears them. Which block computes a tile decides no bit. */
+#define TILE_COUNTERS 4
+
+template <bool DOWN> __device__ __forceinline__ int *tile_counter(const struct kernel_forward &f) { return (int *)f.work + (DOWN ? 1 : 0); }
+
+__device__ __forceinline__ void tile_counters_clear(const struct kernel_forward &f)
+{
+    if (blockIdx.x == 0 && threadIdx.x < TILE_COUNTERS)
+        ((int *)f.work)[threadIdx.x] = 0;
+}
+
 /* ---- adapters ------------------------------------------------------------------------------------------ */
 
 /* The adapter of the row at a position, or -1. */
@@ -231,10 +245,10 @@ __device__ __forceinline__ int adapter_at(const struct kernel_forward &f, int po
 /* first[e] = the first segment of each expert that has any; for all threads of a block, before a barrier. */
 __device__ __forceinline__ void segments_first(int *first, const struct kernel_forward &f)
 {
-    const int segments = *f.routing.segment_count;
+    const int segments = __ldcg(f.routing.segment_count);
     for (int i = threadIdx.x; i < segments; i += blockDim.x) {
-        int expert = f.routing.segment_expert[i];
-        if (i == 0 || f.routing.segment_expert[i - 1] != expert)
+        int expert = __ldcg(f.routing.segment_expert + i);
+        if (i == 0 || __ldcg(f.routing.segment_expert + i - 1) != expert)
             first[expert] = i;
     }
 }

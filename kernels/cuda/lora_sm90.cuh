@@ -53,12 +53,12 @@ template <bool DOWN>
 __device__ __forceinline__ int lora_list(const struct kernel_forward &f, int segment, int expert, int begin, int count,
                                          struct lora_run *run, int *most)
 {
-    const int lane = threadIdx.x % 32, segments = *f.routing.segment_count;
+    const int lane = threadIdx.x % 32, segments = __ldcg(f.routing.segment_count);
     int runs = 0, largest = 0;
     for (bool more = true; more; segment += 32) {
         /* 32 segments at a time, up to the first that begins past the tile. */
-        const int i = min(segment + lane, segments - 1), from = f.routing.segment_begin[i], to = f.routing.segment_begin[i + 1];
-        const int adapter = f.routing.segment_adapter[i];
+        const int i = min(segment + lane, segments - 1), from = __ldcg(f.routing.segment_begin + i), to = __ldcg(f.routing.segment_begin + i + 1);
+        const int adapter = __ldcg(f.routing.segment_adapter + i);
         const bool mine = segment + lane < segments && from < begin + count;
         struct kernel_lora_entry e0 = {}, e1 = {};
         if (mine && to > begin && adapter >= 0) {

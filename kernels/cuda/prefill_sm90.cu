@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The two products for many rows an expert, for Hopper: wgmma with the weights as the M operand and up to 256 positions as N, so
- * that N can follow the number of rows in steps of 32 while weights come in whole groups.
+ * that N can follow the number of rows in steps of 16 while weights come in whole groups.
  *
  * Activations with a sigmoid only: models with the others take the portable product.
  *
  * A block is one producer warpgroup and two consumers. The producers stream stages of 64 columns: weights by bulk copies, which are
  * swizzled at load, rows of x gathered by cp.async. A tile is 128 weight rows by up to 256 positions (a consumer holds 64 x N), or,
  * for experts with at most 128 rows, 256 weight rows (a consumer holds 2 x 64 x N), which halves how often x is read. A grid of one
- * block a multiprocessor walks over the tiles; the stages run on from tile to tile. Every output element is one chain of
+ * block a multiprocessor walks over the tiles; the stages run on from tile to tile. Whoever is done takes the next tile, which the
+ * producers have asked for meanwhile. Every output element is one chain of
  * instructions over k, then the adapters' planes (lora_sm90.cuh), whatever the tile's shape.
  *
  * What counted, in time of 8192 rows of 64 experts, H 2048, I 1024: copies of whole strips instead of groups, sources of copies in
- * registers and an epilogue without branches, together 2812 -> 1598 us; 8-byte stores of down, 1509. What didn't: arrivals by
- * cp.async itself instead of wait and fence.
+ * registers and an epilogue without branches, together 2812 -> 1598 us; 8-byte stores of down, 1509; tiles dealt out as blocks
+ * get free, N in steps of 16 instead of 32, 1531 -> 1464 (2048 rows: 485 -> 453); chunks of positions side by side (TILES_TOGETHER),
+ * 8192 rows of mixtral's shape: 10.9 -> 10.2 ms. What didn't: arrivals by cp.async itself instead of wait and fence.
  *
  * The consumers' loops over k stay rolled: unrolled by four, as the compiler would, they are four times the code for nothing. And no
  * row of a tile is compared by its number where that could be told ahead: the compiler then keeps all the numbers in registers, through
@@ -31,6 +33,13 @@
 #define MOST_N 256
 #define WIDE_N 128 /* up to here tiles have 256 weight rows */
 #define TILES_AHEAD 8
+#define TILES_TOGETHER 128
+
+struct hopper_tile {
+    int expert; /* -1: there are no more */
+    int group, groups, begin, count;
+    bool wide;
+};
 
 /* The tail of shared memory, after the stages. */
 struct hopper_shared {
@@ -38,52 +47,63 @@ struct hopper_shared {
     struct lora_stage lora[STAGES]; /* what adapters' stages hold */
     struct lora_run run[2][MOST_N]; /* of a tile; of those the producers are at, and the next */
     int runs[TILES_AHEAD], most[2]; /* how many; their largest rank */
+    struct hopper_tile tile[TILES_AHEAD]; /* the block's, one after the other */
     int offset[KERNEL_MAX_EXPERTS + 1], first[KERNEL_MAX_EXPERTS + 1], segment[KERNEL_MAX_EXPERTS];
-};
-
-struct hopper_tile {
-    int expert, group, groups, begin, count;
-    bool wide;
 };
 
 __device__ __forceinline__ int hopper_chunks(int count) { return (count + MOST_N - 1) / MOST_N; }
 
-__device__ __forceinline__ int hopper_units(int count, int groups)
+/* Groups of a tile of an expert with so many positions. The last experts, as many as have a tile for every block, are cut finer: whoever
+ * waits for the last tile waits for half of one. */
+__device__ __forceinline__ int hopper_each(int count, int groups, int experts, int expert)
 {
-    int each = count <= WIDE_N ? 16 : 8;
+    const bool last = (experts - expert) * groups <= 16 * (int)gridDim.x;
+    return count <= WIDE_N && !last ? 16 : 8;
+}
+
+__device__ __forceinline__ int hopper_units(int count, int groups, int experts, int expert)
+{
+    const int each = hopper_each(count, groups, experts, expert);
     return hopper_chunks(count) * ((groups + each - 1) / each);
 }
 
 /* Like chunks_scan, over tiles. */
-__device__ __forceinline__ int hopper_scan(struct hopper_shared *s, int experts, int groups)
+__device__ __forceinline__ void hopper_scan(struct hopper_shared *s, int experts, int groups)
 {
     if (threadIdx.x < 32) {
         int each = (experts + 31) / 32, begin = min((int)threadIdx.x * each, experts), end = min(begin + each, experts), sum = 0;
         for (int e = begin; e < end; e++)
-            sum += hopper_units(s->offset[e + 1] - s->offset[e], groups);
+            sum += hopper_units(s->offset[e + 1] - s->offset[e], groups, experts, e);
         const int inclusive = warp_sum_inclusive(sum, threadIdx.x);
         int running = inclusive - sum;
         for (int e = begin; e < end; e++) {
             s->first[e] = running;
-            running += hopper_units(s->offset[e + 1] - s->offset[e], groups);
+            running += hopper_units(s->offset[e + 1] - s->offset[e], groups, experts, e);
         }
         if (threadIdx.x == 31)
             s->first[experts] = inclusive;
     }
     __syncthreads();
-    return s->first[experts];
 }
 
-/* All row tiles of a chunk of positions come one after another. */
+/* Tile number `tile` of all. What is under way at one time, about as many tiles as there are blocks, is to share weights and rows in
+ * the second-level cache: so many row tiles as give TILES_TOGETHER with all chunks of positions come before the next row tiles do,
+ * chunk by chunk. */
 __device__ __forceinline__ struct hopper_tile hopper_tile_at(const struct hopper_shared *s, int experts, int groups, int tile)
 {
     struct hopper_tile t;
+    t.expert = -1;
+    if (tile >= s->first[experts])
+        return t;
     t.expert = chunks_find(s->first, experts, tile);
     int all = s->offset[t.expert + 1] - s->offset[t.expert], chunks = hopper_chunks(all);
     t.wide = all <= WIDE_N;
-    int each = t.wide ? 16 : 8, row_tiles = (groups + each - 1) / each, local = tile - s->first[t.expert], chunk = local / row_tiles;
-    int rows = ((all + chunks - 1) / chunks + 15) / 16 * 16;
-    t.group = (local - chunk * row_tiles) * each;
+    int each = hopper_each(all, groups, experts, t.expert), row_tiles = (groups + each - 1) / each, local = tile - s->first[t.expert];
+    int together = max(1, TILES_TOGETHER / chunks), before = local / (together * chunks) * together;
+    local -= before * chunks;
+    together = min(together, row_tiles - before);
+    int chunk = local / together, rows = ((all + chunks - 1) / chunks + 15) / 16 * 16;
+    t.group = (before + local - chunk * together) * each;
     t.groups = min(each, groups - t.group);
     t.begin = s->offset[t.expert] + chunk * rows;
     t.count = max(0, min(rows, all - chunk * rows));
@@ -105,16 +125,15 @@ __device__ __forceinline__ void hopper_copy_weights(uint32_t at, uint32_t full, 
         bulk_copy(at + i * CUDA_STRIP_BYTES, w + ((size_t)i * blocks + k) * CUDA_STRIP_BYTES, CUDA_STRIP_BYTES, full);
 }
 
-/* Blocks of the first tile whose weights are on their way before all else. Not a tile's last, with adapters: consumers who have met the
- * arrival for it go on to the list, which is not there yet. */
-template <bool LORA> __device__ __forceinline__ int hopper_ahead(int blocks) { return min(STAGES, LORA ? blocks - 1 : blocks); }
+/* Blocks of the first tile whose weights are on their way before all else. Not a tile's last: consumers who have met the arrival for it
+ * go on to the next tile and to the list of this one's runs, which are not there yet. */
+__device__ __forceinline__ int hopper_ahead(int blocks) { return min(STAGES, blocks - 1); }
 
 /* Weights depend on no launch before: those of the first stages are on their way while routing and x are still being written. */
-template <bool LORA>
 __device__ __forceinline__ void hopper_copy_ahead(const uint8_t *weights, const struct hopper_shared *s, const struct hopper_tile &t,
                                                   uint32_t ring, int groups, int blocks)
 {
-    for (int k = 0; k < hopper_ahead<LORA>(blocks); k++)
+    for (int k = 0; k < hopper_ahead(blocks); k++)
         hopper_copy_weights(ring + k * STAGE_BYTES, smem_address(&s->full[k]), hopper_weights(weights, t, groups, blocks), t.groups, blocks,
                             k);
 }
@@ -135,8 +154,8 @@ __device__ __forceinline__ void hopper_list(const struct kernel_forward &f, stru
 }
 
 template <typename OP, bool DOWN, bool LORA>
-__device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, uint8_t *stages, struct hopper_shared *s, int tiles,
-                                               int groups, int blocks)
+__device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, uint8_t *stages, struct hopper_shared *s, int groups,
+                                               int blocks)
 {
     const int experts = f.dims.experts, chunk = threadIdx.x % 8, row0 = threadIdx.x / 8;
     const uint32_t ldx = (uint32_t)blocks * 8; /* a row of x in chunks of 16 bytes */
@@ -144,31 +163,35 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
     const uint8_t *x = (const uint8_t *)(DOWN ? f.h : f.x) + chunk * 16,
                   *weights = (const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up);
     uint32_t turn = 0;
-    int number = 0;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, number++) {
-        const struct hopper_tile t = hopper_tile_at(s, experts, groups, tile);
+    for (int number = 0;; number++) {
+        const struct hopper_tile t = s->tile[number % TILES_AHEAD];
+        if (t.expert < 0)
+            break;
+        int next = 0; /* known to the lister when it asks below: the answer is as long on its way as loads are */
+        if (threadIdx.x == LISTER)
+            next = (int)gridDim.x + atomicAdd(tile_counter<DOWN>(f), 1);
         uint32_t from[MOST_N / 16]; /* where this thread's rows of x begin, in 16 bytes; past the last the last again */
         const int turns = (t.count + 15) / 16;
 #pragma unroll
         for (int i = 0; i < MOST_N / 16; i++) {
             int position = t.begin + min(row0 + 16 * i, t.count - 1);
             if (i < turns)
-                from[i] = (DOWN ? (uint32_t)position : (uint32_t)f.batch.slot_row[f.routing.order[position]]) * ldx;
+                from[i] = (DOWN ? (uint32_t)position : (uint32_t)f.batch.slot_row[__ldcg(f.routing.order + position)]) * ldx;
         }
         const uint8_t *w = hopper_weights(weights, t, groups, blocks), *column = x;
         column = keep_in_register(column); /* or every copy loads it again */
         const int list_at = min(LIST_AT, blocks - 1);
         const uint32_t x_at = t.wide ? 32 * 1024 : 16 * 1024;
-        /* What adapters need goes between loops, not into one: registers for it would be taken from the copies. */
+        /* What is done once a tile goes between loops, not into one: registers for it would be taken from the copies. */
         int k = 0;
 #pragma unroll 1
-        for (int part = LORA ? 0 : 2; part < 3; part++) {
+        for (int part = 0; part < 3; part++) {
             const int end = part == 0 ? list_at : part == 1 ? blocks - 1 : blocks;
 #pragma unroll 1
             for (; k < end; k++, turn++) {
                 const uint32_t stage = turn % STAGES, at = ring + stage * STAGE_BYTES, full = smem_address(&s->full[stage]);
                 barrier_wait(smem_address(&s->empty[stage]), (turn / STAGES & 1) ^ 1);
-                if (threadIdx.x == 0 && (k >= hopper_ahead<LORA>(blocks) || number > 0)) /* or hopper_copy_ahead has */
+                if (threadIdx.x == 0 && (k >= hopper_ahead(blocks) || number > 0)) /* or hopper_copy_ahead has */
                     hopper_copy_weights(at, full, w, t.groups, blocks, k);
 #pragma unroll
                 for (int i = 0; i < MOST_N / 16; i++)
@@ -177,13 +200,19 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                 column += CUDA_BLOCK_K * 2;
                 barrier_arrive_copies(full);
             }
-            if (LORA && part == 0)
-                hopper_list<DOWN>(f, s, t, number);
-            else if (LORA && part == 1) /* What the first thread arrives for from here on, consumers see the list behind. */
-                bar_sync(1, PRODUCERS);
+            if (part == 0) {
+                if (threadIdx.x == LISTER)
+                    s->tile[(number + 1) % TILES_AHEAD] = hopper_tile_at(s, experts, groups, next);
+                if (LORA)
+                    hopper_list<DOWN>(f, s, t, number);
+            } else if (part == 1) {
+                bar_sync(1, PRODUCERS); /* What the first thread arrives for from here on, consumers see both behind. */
+            }
         }
         if (!LORA)
             continue;
+        if (number == 0)
+            launch_wait();
         struct lora_cursor c = {s->runs[number % TILES_AHEAD], s->most[number % 2], 0, 0};
 #pragma unroll 1
         for (bool more = c.runs > 0; more; turn++) {
@@ -298,7 +327,7 @@ __device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, c
     hopper_done<LORA>(s, *turn - 1);
     if (LORA) {
         bool more = s->runs[number % TILES_AHEAD] > 0;
-        __syncwarp(); /* all lanes have read it when the first arrives anywhere */
+        __syncwarp(); /* likewise */
 #pragma unroll 1
         for (; more; ++*turn) {
             const uint32_t stage = *turn % STAGES;
@@ -308,6 +337,8 @@ __device__ __forceinline__ void hopper_consume(const struct kernel_forward &f, c
             barrier_arrive(smem_address(&s->empty[stage]));
         }
     }
+    if (LORA && number == 0)
+        launch_begin();
 #pragma unroll
     for (int m = 0; m < MT; m++)
         hopper_store<OP, DOWN, N>(f, tile, (consumer * MT + m) * 4 + threadIdx.x / 32 % 4, acc[m]);
@@ -331,32 +362,38 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
     /* Down comes two launches after routing, and so does gate_up after shrink. The fill's barrier is the one that orders the barriers'
      * initialization before their use. */
     offsets_fill(s->offset, f, DOWN || LORA);
-    const int tiles = hopper_scan(s, f.dims.experts, groups);
-    if (threadIdx.x == 0 && (int)blockIdx.x < tiles)
-        hopper_copy_ahead<LORA>((const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up), s,
-                                hopper_tile_at(s, f.dims.experts, groups, blockIdx.x), smem_address(shared), groups, blocks);
-    launch_begin();
-    if (LORA) {
-        segments_first(s->segment, f);
-        __syncthreads();
+    hopper_scan(s, f.dims.experts, groups);
+    if (threadIdx.x == 0) {
+        const struct hopper_tile t = hopper_tile_at(s, f.dims.experts, groups, blockIdx.x);
+        s->tile[0] = t;
+        if (t.expert >= 0)
+            hopper_copy_ahead((const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up), s, t, smem_address(shared), groups, blocks);
     }
+    /* With adapters, shrink is the launch before, and what is needed of it are sums, at the end of the first tile. */
+    if (LORA)
+        segments_first(s->segment, f);
+    else
+        launch_begin();
+    __syncthreads();
     /* 88 + 2 * 208 = 104 + 2 * 200 = 3 * 168: what the launch took is all there is to share; asking for more waits for ever. */
     if (threadIdx.x < PRODUCERS) {
         if (LORA)
             registers_decrease<104>();
         else
             registers_decrease<88>();
-        hopper_produce<OP, DOWN, LORA>(f, shared, s, tiles, groups, blocks);
+        hopper_produce<OP, DOWN, LORA>(f, shared, s, groups, blocks);
     } else {
         if (LORA)
             registers_increase<200>();
         else
             registers_increase<208>();
         uint32_t turn = 0;
-        int number = 0;
         const uint32_t ring = smem_address(shared);
-        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, number++) {
-            const struct hopper_tile t = hopper_tile_at(s, f.dims.experts, groups, tile);
+        for (int number = 0;; number++) {
+            const struct hopper_tile t = s->tile[number % TILES_AHEAD];
+            if (t.expert < 0)
+                break;
+            __syncwarp(); /* all lanes have read it when the first arrives anywhere */
             if (t.wide) {
                 if (t.count <= 16)
                     hopper_consume<OP, DOWN, LORA, 2, 16>(f, t, ring, s, blocks, number, &turn);
@@ -368,17 +405,27 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
                     hopper_consume<OP, DOWN, LORA, 2, 96>(f, t, ring, s, blocks, number, &turn);
                 else
                     hopper_consume<OP, DOWN, LORA, 2, 128>(f, t, ring, s, blocks, number, &turn);
+            } else if (t.count <= 144) {
+                hopper_consume<OP, DOWN, LORA, 1, 144>(f, t, ring, s, blocks, number, &turn);
             } else if (t.count <= 160) {
                 hopper_consume<OP, DOWN, LORA, 1, 160>(f, t, ring, s, blocks, number, &turn);
+            } else if (t.count <= 176) {
+                hopper_consume<OP, DOWN, LORA, 1, 176>(f, t, ring, s, blocks, number, &turn);
             } else if (t.count <= 192) {
                 hopper_consume<OP, DOWN, LORA, 1, 192>(f, t, ring, s, blocks, number, &turn);
+            } else if (t.count <= 208) {
+                hopper_consume<OP, DOWN, LORA, 1, 208>(f, t, ring, s, blocks, number, &turn);
             } else if (t.count <= 224) {
                 hopper_consume<OP, DOWN, LORA, 1, 224>(f, t, ring, s, blocks, number, &turn);
+            } else if (t.count <= 240) {
+                hopper_consume<OP, DOWN, LORA, 1, 240>(f, t, ring, s, blocks, number, &turn);
             } else {
                 hopper_consume<OP, DOWN, LORA, 1, 256>(f, t, ring, s, blocks, number, &turn);
             }
         }
     }
+    if (LORA)
+        launch_wait();
 }
 
 #define HOPPER_SHARED (STAGES * STAGE_BYTES + sizeof(struct hopper_shared))

@@ -32,7 +32,7 @@ static int route_blocks(int slots) { return (slots + CUDA_ROUTE_BLOCK - 1) / CUD
 static struct route_work route_work_at(const struct kernel_forward *f)
 {
     struct route_work w;
-    w.count = (int32_t *)f->work;
+    w.count = (int32_t *)f->work + TILE_COUNTERS;
     w.base = w.count + (size_t)route_blocks(f->batch.slots) * SORT_KEYS;
     w.order = w.base + SORT_KEYS;
     w.segments = w.order + f->batch.slots;
@@ -43,7 +43,7 @@ static struct route_work route_work_at(const struct kernel_forward *f)
 
 size_t cuda_route_bytes(const struct kernel_dims *dims, int32_t max_slots)
 {
-    return 4 * ((size_t)(route_blocks(max_slots) + 1) * SORT_KEYS + (size_t)dims->experts + 3 * (size_t)max_slots);
+    return 4 * (TILE_COUNTERS + (size_t)(route_blocks(max_slots) + 1) * SORT_KEYS + (size_t)dims->experts + 3 * (size_t)max_slots);
 }
 
 /* ---- small batches ------------------------------------------------------------------------------------- */
@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(SMALL_THREADS) route_small_kernel(const __grid
         key[i] = k;
     }
     launch_wait();
+    tile_counters_clear(f);
     __syncthreads();
 
     /* Items: the slots, then the experts' offsets and the end of the segments. A warp takes one at a time. */
@@ -144,6 +145,7 @@ __global__ void __launch_bounds__(CUDA_ROUTE_BLOCK)
 {
     extern __shared__ int32_t shared[];
     launch_begin();
+    tile_counters_clear(f);
     const int keys = f.dims.experts * per, key = slot_key(f, blockIdx.x * CUDA_ROUTE_BLOCK + threadIdx.x, per);
     for (int k = threadIdx.x; k < keys; k += CUDA_ROUTE_BLOCK)
         shared[k] = 0;

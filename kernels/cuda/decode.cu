@@ -9,9 +9,9 @@
  * of 2 KiB deep and filled by bulk copies (sm_90) or cp.async (sm_80).
  *
  * Without adapters as many warps as there are ranges make a team: each takes its range of a pair, and one of them, another for every
- * pair, ends it. So a block's warps all end together, however few and long its pairs are. With adapters it is so where ranges are long.
- * Where they are short, a warp takes a pair's ranges in turn, to the same bits: a fold waits for its loads, for which a whole team would
- * wait, pair after pair. Adapters: a chunk holds runs of rows with one adapter; each run adds B s, with s masked to the run's rows, to
+ * pair, ends it. So a block's warps all end together, however few and long its pairs are. With adapters it is so where pairs are long
+ * and too few for most warps to have one. Elsewhere a warp takes a pair's ranges in turn, to the same bits: a fold waits for its
+ * loads, for which a whole team would wait, pair after pair. Adapters: a chunk holds runs of rows with one adapter; each run adds B s, with s masked to the run's rows, to
  * the whole sum.
  *
  * Without adapters the rings are filled before launch_wait (device.cuh), with adapters after: shrink's loads, each of which waits for
@@ -25,7 +25,9 @@
 #define DECODE_THREADS (DECODE_WARPS * 32)
 #define DECODE_CHUNK 32
 #define DECODE_RANGE 3 /* blocks of k that a range has at least */
-#define DECODE_TEAM_RANGE 8 /* with adapters: blocks of k that a range has where teams are made, too */
+/* With adapters: blocks of k that a range has, and warps that there are for a pair, where teams are made, too. */
+#define DECODE_TEAM_RANGE 8
+#define DECODE_TEAM_WARPS 2
 #define RING 3
 
 #define RING_BYTES ((size_t)DECODE_WARPS * RING * CUDA_BLOCK_BYTES)
@@ -491,9 +493,11 @@ static int decode_shift(int blocks)
 template <typename OP, bool DOWN> static cudaError_t decode_launch(struct kernel_stream *stream, const struct kernel_forward *f)
 {
     const int blocks = (DOWN ? f->dims.inter_pad : f->dims.hidden_pad) / CUDA_BLOCK_K, shift = decode_shift(blocks);
+    const int64_t pairs = (int64_t)f->batch.slots * (DOWN ? f->dims.hidden_pad / 16 : f->dims.inter_pad / 8); /* at most */
+    const bool team = blocks >> shift >= DECODE_TEAM_RANGE && pairs * DECODE_TEAM_WARPS <= 2 * stream->processors * DECODE_WARPS;
     void (*kernel)(struct kernel_forward, int) = decode_kernel<OP, DOWN, false, true>;
     if (f->lora.entry)
-        kernel = blocks >> shift >= DECODE_TEAM_RANGE ? decode_kernel<OP, DOWN, true, true> : decode_kernel<OP, DOWN, true, false>;
+        kernel = team ? decode_kernel<OP, DOWN, true, true> : decode_kernel<OP, DOWN, true, false>;
     return launch(stream, kernel, dim3(2 * stream->processors), dim3(DECODE_THREADS), decode_shared(f->dims.experts), *f, shift);
 }
 

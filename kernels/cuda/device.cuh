@@ -54,12 +54,18 @@ __device__ __forceinline__ struct gated_linear gated_linear_of(enum kernel_activ
     return a;
 }
 
+/* What is left of it for a g and a u + beta within the limits. */
+__device__ __forceinline__ float gated_product(float scale, float g, float u)
+{
+    const float e = ex2_approx(scale * g), r = rcp_approx(1.0f + e);
+    return g * r * u;
+}
+
 __device__ __forceinline__ float activate_linear(const struct gated_linear &a, float g, float u)
 {
     g = min_nan(g, a.limit);
     u = max_nan(min_nan(u, a.limit), -a.limit);
-    const float e = ex2_approx(a.scale * g), r = rcp_approx(1.0f + e);
-    return g * r * (u + a.beta);
+    return gated_product(a.scale, g, u + a.beta);
 }
 
 __device__ __forceinline__ float activate(enum kernel_activation act, float g, float u)

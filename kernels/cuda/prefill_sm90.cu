@@ -228,59 +228,89 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
 
 /* ---- consumers ----------------------------------------------------------------------------------------- */
 
-template <typename OP, bool DOWN, int N>
-__device__ __forceinline__ void hopper_store(const struct kernel_forward &f, const struct hopper_tile &tile, int local, float *acc)
+/* Stores are as few instructions as can be: unrolled for every shape they would not stay in the instruction cache. Rows are compared with
+ * what is left of the tile: with their numbers, these would fill registers all through the kernel. */
+
+/* PLAIN: silu of the sums as they are, and channels of the model alone. */
+template <typename OP, bool PLAIN, int N>
+__device__ __forceinline__ void hopper_store_gate_up(const struct kernel_forward &f, const struct hopper_tile &tile, int group, float *acc)
 {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = tile.group + local;
-    if (local >= tile.groups)
-        return;
-    const int c = DOWN ? group * 16 + 2 * g : group * 8 + g;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, c = group * 8 + g;
     float bias0 = 0.0f, bias1 = 0.0f;
-    if (DOWN && f.weights.down_bias) {
-        bias0 = f.weights.down_bias[(size_t)tile.expert * f.dims.hidden_pad + c];
-        bias1 = f.weights.down_bias[(size_t)tile.expert * f.dims.hidden_pad + c + 1];
-    } else if (!DOWN && f.weights.gate_bias) {
+    if (!PLAIN && f.weights.gate_bias) {
         bias0 = f.weights.gate_bias[(size_t)tile.expert * f.dims.inter_pad + c];
         bias1 = f.weights.up_bias[(size_t)tile.expert * f.dims.inter_pad + c];
     }
-    const size_t ld = DOWN ? f.dims.hidden_pad : f.dims.inter_pad;
-    OP *out = (OP *)(DOWN ? f.y : f.h) + (size_t)(tile.begin + g) * ld + (DOWN ? group * 16 + 4 * t : group * 8 + 2 * t);
-    /* Rows against what is left of the tile: compared with their numbers, these would fill registers all through the kernel. */
-    const int left = tile.count - g;
-    if (!DOWN && f.weights.weight_on_input) {
+    if (!PLAIN && f.weights.weight_on_input) {
         const int32_t *order = f.routing.order + tile.begin + 2 * t;
-        const int left2 = tile.count - 2 * t;
+        const int left = tile.count - 2 * t;
 #pragma unroll
         for (int i = 0; i < N / 4; i++) {
             const int n = i / 2 * 8 + i % 2;
-            float w = n < left2 ? f.batch.slot_weight[order[n]] : 0.0f;
+            float w = n < left ? f.batch.slot_weight[order[n]] : 0.0f;
             acc[i / 2 * 4 + i % 2] = w * (acc[i / 2 * 4 + i % 2] + bias0);
             acc[i / 2 * 4 + i % 2 + 2] = w * (acc[i / 2 * 4 + i % 2 + 2] + bias1);
         }
         bias0 = bias1 = 0.0f;
     }
-    /* As few instructions as can be: unrolled for every shape they would not stay in the instruction cache. */
-    const struct gated_linear linear = gated_linear_of(f.weights.activation);
-    const bool real = c < f.dims.inter;
+    const struct gated_linear linear = gated_linear_of(PLAIN ? KERNEL_ACT_SILU : f.weights.activation);
+    const bool real = PLAIN || c < f.dims.inter;
+    const size_t ld = f.dims.inter_pad;
+    const int left = tile.count - g;
+    OP *out = (OP *)f.h + (size_t)(tile.begin + g) * ld + group * 8 + 2 * t;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-        float v0 = acc[4 * j] + bias0, v1 = acc[4 * j + 1] + bias0, v2 = acc[4 * j + 2] + bias1, v3 = acc[4 * j + 3] + bias1;
-        uint32_t lo, hi = 0;
-        if (DOWN) {
-            lo = transpose_8x8(op_pair<OP>::narrow(v0, v1));
-            hi = transpose_8x8(op_pair<OP>::narrow(v2, v3));
-        } else {
-            uint32_t h = op_pair<OP>::narrow(activate_linear(linear, v0, v2), activate_linear(linear, v1, v3));
-            lo = transpose_8x8(real ? h : 0);
-        }
-        if (j * 8 < left) {
-            /* lo has channels 4 t and 4 t + 2, hi 4 t + 1 and 4 t + 3. */
-            if (DOWN)
-                *reinterpret_cast<uint2 *>(out) = make_uint2(__byte_perm(lo, hi, 0x5410), __byte_perm(lo, hi, 0x7632));
-            else
-                *reinterpret_cast<uint32_t *>(out) = lo;
-        }
+        const float *v = acc + 4 * j;
+        uint32_t h = PLAIN ? op_pair<OP>::narrow(gated_product(linear.scale, v[0], v[2]), gated_product(linear.scale, v[1], v[3]))
+                           : op_pair<OP>::narrow(activate_linear(linear, v[0] + bias0, v[2] + bias1),
+                                                 activate_linear(linear, v[1] + bias0, v[3] + bias1));
+        h = transpose_8x8(real ? h : 0);
+        if (j * 8 < left)
+            *reinterpret_cast<uint32_t *>(out) = h;
         out += 8 * ld;
+    }
+}
+
+template <typename OP, bool BIAS, int N>
+__device__ __forceinline__ void hopper_store_down(const struct kernel_forward &f, const struct hopper_tile &tile, int group, const float *acc)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, c = group * 16 + 2 * g;
+    float bias0 = 0.0f, bias1 = 0.0f;
+    if (BIAS) {
+        bias0 = f.weights.down_bias[(size_t)tile.expert * f.dims.hidden_pad + c];
+        bias1 = f.weights.down_bias[(size_t)tile.expert * f.dims.hidden_pad + c + 1];
+    }
+    const size_t ld = f.dims.hidden_pad;
+    const int left = tile.count - g;
+    OP *out = (OP *)f.y + (size_t)(tile.begin + g) * ld + group * 16 + 4 * t;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        const float v0 = BIAS ? acc[4 * j] + bias0 : acc[4 * j], v1 = BIAS ? acc[4 * j + 1] + bias0 : acc[4 * j + 1];
+        const float v2 = BIAS ? acc[4 * j + 2] + bias1 : acc[4 * j + 2], v3 = BIAS ? acc[4 * j + 3] + bias1 : acc[4 * j + 3];
+        /* lo has channels 4 t and 4 t + 2, hi 4 t + 1 and 4 t + 3. */
+        const uint32_t lo = transpose_8x8(op_pair<OP>::narrow(v0, v1)), hi = transpose_8x8(op_pair<OP>::narrow(v2, v3));
+        if (j * 8 < left)
+            *reinterpret_cast<uint2 *>(out) = make_uint2(__byte_perm(lo, hi, 0x5410), __byte_perm(lo, hi, 0x7632));
+        out += 8 * ld;
+    }
+}
+
+template <typename OP, bool DOWN, int N>
+__device__ __forceinline__ void hopper_store(const struct kernel_forward &f, const struct hopper_tile &tile, int local, float *acc)
+{
+    const int group = tile.group + local;
+    if (local >= tile.groups)
+        return;
+    if (DOWN) {
+        if (f.weights.down_bias)
+            hopper_store_down<OP, true, N>(f, tile, group, acc);
+        else
+            hopper_store_down<OP, false, N>(f, tile, group, acc);
+    } else if (f.weights.activation == KERNEL_ACT_SILU && !f.weights.gate_bias && !f.weights.weight_on_input &&
+               group * 8 + 8 <= f.dims.inter) {
+        hopper_store_gate_up<OP, true, N>(f, tile, group, acc);
+    } else {
+        hopper_store_gate_up<OP, false, N>(f, tile, group, acc);
     }
 }
 

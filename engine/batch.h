@@ -20,6 +20,7 @@ struct batch {
     int32_t max_rows, max_slots;
     int32_t rows, slots, parts, adapted_rows;
     int32_t key;
+    int64_t gathered_ns; /* what had arrived by then could have been in it */
     int64_t begun_ns; /* when it was handed to the device */
     struct device_batch device;
     struct batch_part *part; /* [max_rows] */

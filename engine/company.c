@@ -8,6 +8,7 @@ enum {
     WINDOW = 4, /* who has not come after so many times the batch's own does not belong to it */
     FORGET = 1000, /* batches of a kind after which a size is unknown again; at most one of so many is spent on finding out */
     MOST_STRIKES = 8,
+    PERIOD = 32, /* batches; how many are present at most is remembered for one to two of these */
 };
 
 /* One batch in place of two, and the wait for it, may cost so much of what the two cost. To begin with, as estimates err; and in
@@ -15,9 +16,9 @@ enum {
 #define WORTHWHILE 0.95
 #define PAID 0.9
 
-bool company_init(struct company *company, int32_t keys, int32_t kinds)
+bool company_init(struct company *company, int32_t keys, int32_t kinds, bool waits)
 {
-    *company = (struct company){.keys = keys, .kinds = kinds};
+    *company = (struct company){.keys = keys, .kinds = kinds, .waits = waits};
     company->watch = calloc((size_t)keys, sizeof *company->watch);
     company->cost = calloc((size_t)kinds, sizeof *company->cost);
     if (company->watch && company->cost)
@@ -96,11 +97,21 @@ static void close_watch(struct company_watch *w)
     habit->gap_ns += (gap - habit->gap_ns) / 4;
 }
 
-void company_count_arrival(struct company *company, int32_t key, int64_t now_ns)
+/* `present`: how many of the key are here now. */
+static void count_present(struct company_watch *w, int32_t present)
+{
+    if (present > w->most[0] && present > w->most[1])
+        w->growing = true;
+    if (present > w->most[0])
+        w->most[0] = present;
+}
+
+void company_count_arrival(struct company *company, int32_t key, int32_t waiting, int64_t now_ns)
 {
     if (!company->watch)
         return;
     struct company_watch *w = &company->watch[key];
+    count_present(w, w->computing + waiting);
     if (!w->open)
         return;
     if (now_ns - w->finished_ns > WINDOW * w->spent_ns) {
@@ -112,27 +123,32 @@ void company_count_arrival(struct company *company, int32_t key, int64_t now_ns)
         close_watch(w);
 }
 
-void company_count_batch(struct company *company, int32_t key, int32_t requests, int32_t rows, int64_t spent_ns, int64_t now_ns,
-                         bool crowded)
+void company_count_batch(struct company *company, int32_t key, int32_t requests, int32_t answered, int32_t rows, int64_t spent_ns,
+                         int64_t now_ns, bool crowded)
 {
     if (!company->watch)
         return;
     struct company_watch *w = &company->watch[key];
     close_watch(w);
+    w->computing -= requests;
+    if (++w->batches == PERIOD) {
+        w->most[1] = w->most[0];
+        w->most[0] = w->batches = 0;
+    }
     if (rows > 0 && spent_ns > 0)
         count_cost(&company->cost[key % company->kinds], rows, spent_ns);
     w->waited_ns = 0;
     if (w->skip > 0)
         w->skip--;
-    if (requests <= 0)
+    if (answered <= 0)
         return;
     w->open = true;
-    w->crowded = crowded;
+    w->crowded = crowded || w->computing > 0;
     w->finished_ns = w->last_ns = now_ns;
     w->spent_ns = spent_ns;
-    w->answered = requests;
+    w->answered = answered;
     w->arrived = 0;
-    w->request_rows = (double)rows / requests;
+    w->request_rows = (double)rows / answered;
 }
 
 static int32_t missing(const struct company_watch *w)
@@ -141,12 +157,31 @@ static int32_t missing(const struct company_watch *w)
     return w->open && habit->timed ? (int32_t)(habit->back * w->answered + 0.5) - w->arrived : 0;
 }
 
-int64_t company_until(struct company *company, int32_t key, int64_t rows, int64_t max_rows, int64_t deadline_ns, int64_t now_ns)
+/* Whether one batch in place of two pays, of so many rows here and to come in so many nanoseconds. */
+static bool pays(const struct company_cost *cost, double here, double come, double left)
+{
+    return (left > 0 ? left : 0) + cost_of(cost, here + come) <= WORTHWHILE * (cost_of(cost, here) + cost_of(cost, come));
+}
+
+bool company_early(const struct company *company, int32_t key, int32_t requests, int64_t rows, int64_t max_rows)
 {
     if (!company->watch)
+        return false;
+    const struct company_watch *w = &company->watch[key];
+    const struct company_habit *habit = &w->habit[true];
+    if (w->growing || w->most[1] == 0 || w->computing + requests < (w->most[0] > w->most[1] ? w->most[0] : w->most[1]))
+        return false;
+    if (!company->waits || !habit->timed || w->skip > 0)
+        return true;
+    double here = (double)rows, come = habit->back * w->computing * w->request_rows;
+    return here + come > (double)max_rows || !pays(&company->cost[key % company->kinds], here, come, habit->gap_ns + habit->spread_ns);
+}
+
+int64_t company_until(struct company *company, int32_t key, int64_t rows, int64_t max_rows, int64_t deadline_ns, int64_t now_ns)
+{
+    if (!company->waits)
         return now_ns;
     struct company_watch *w = &company->watch[key];
-    const struct company_cost *cost = &company->cost[key % company->kinds];
     const struct company_habit *habit = &w->habit[w->crowded];
     int32_t others = missing(w);
     if (others <= 0 || w->skip > 0)
@@ -158,7 +193,7 @@ int64_t company_until(struct company *company, int32_t key, int64_t rows, int64_
     double left = (double)w->finished_ns + habit->gap_ns + habit->spread_ns - (double)now_ns;
     if (until <= now_ns || here + come > (double)max_rows || until > deadline_ns - w->spent_ns)
         return now_ns;
-    if ((left > 0 ? left : 0) + cost_of(cost, here + come) > WORTHWHILE * (cost_of(cost, here) + cost_of(cost, come)))
+    if (!pays(&company->cost[key % company->kinds], here, come, left))
         return now_ns;
     if (w->waited_ns == 0) {
         w->waited_ns = now_ns;
@@ -168,12 +203,16 @@ int64_t company_until(struct company *company, int32_t key, int64_t rows, int64_
     return until;
 }
 
-struct company_wait company_begin(struct company *company, int32_t key, int64_t rows, int64_t now_ns)
+struct company_wait company_begin(struct company *company, int32_t key, int32_t requests, int64_t rows, int64_t now_ns)
 {
     struct company_wait wait = {0};
-    if (!company->watch || company->watch[key].waited_ns == 0)
+    if (!company->watch)
         return wait;
     struct company_watch *w = &company->watch[key];
+    w->computing += requests;
+    w->growing = false;
+    if (w->waited_ns == 0)
+        return wait;
     const struct company_cost *cost = &company->cost[key % company->kinds];
     double came = (double)rows - w->waited_rows;
     wait.ns = (now_ns < w->until_ns ? now_ns : w->until_ns) - w->waited_ns; /* those who waited may have left meanwhile */

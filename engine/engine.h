@@ -176,7 +176,7 @@ struct engine_request {
     /* Results, valid in `done`. */
     enum engine_code status;
     enum engine_mode path; /* ENGINE_DECODE or ENGINE_PREFILL */
-    int64_t queue_ns, compute_ns;
+    int64_t queue_ns, compute_ns; /* until the device took it up, and while it had it; without what was between windows */
     int32_t batch_rows; /* rows of the largest batch it was part of */
 
     /* The engine's own. */

@@ -28,6 +28,7 @@ void queue_push(struct queue *queue, int32_t key, struct engine_request *request
         list->head = request;
     list->tail = request;
     list->rows += waiting_rows(request);
+    list->requests++;
     queue->rows += waiting_rows(request);
     queue->requests++;
     if (request->rows_started == 0 && request->deadline_ns > 0 && request->deadline_ns < queue->next_deadline_ns)
@@ -45,6 +46,7 @@ static void unlink_after(struct queue *queue, struct queue_list *list, struct en
         list->tail = before;
     request->next = NULL;
     list->rows -= waiting_rows(request);
+    list->requests--;
     queue->rows -= waiting_rows(request);
     queue->requests--;
 }

@@ -14,6 +14,7 @@
 struct queue_list {
     struct engine_request *head, *tail;
     int64_t rows; /* not yet started */
+    int32_t requests;
 };
 
 struct queue {

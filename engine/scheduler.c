@@ -41,7 +41,7 @@ struct scheduler {
     pthread_cond_t sweep; /* for the sweeper: cancellations, earlier deadlines, stop */
     pthread_cond_t idle; /* for scheduler_wait_idle and posters without memory */
     struct queue queue; /* key = 2 * layer index + path */
-    struct company company; /* of the same keys; empty unless asked for */
+    struct company company; /* of the same keys */
     struct jobs jobs;
     atomic_uint arrivals; /* requests, jobs and orders to stop, counted under the lock */
     struct engine_stats stats;
@@ -148,7 +148,7 @@ static void finish_batch(struct scheduler *s, struct batch *batch, enum engine_c
 {
     int64_t now = clock_now_ns();
     /* A batch that waited behind another began when that one ended. */
-    int64_t spent = now - (batch->begun_ns > s->last_finish_ns ? batch->begun_ns : s->last_finish_ns);
+    int64_t behind = s->last_finish_ns > batch->begun_ns ? s->last_finish_ns - batch->begun_ns : 0, spent = now - batch->begun_ns - behind;
     struct engine_request *done = NULL, **last = &done;
     int32_t answered = 0;
     s->last_finish_ns = now;
@@ -161,6 +161,8 @@ static void finish_batch(struct scheduler *s, struct batch *batch, enum engine_c
         bool waits = r->rows_started < r->rows && r->status == ENGINE_OK;
         r->rows_done += batch->part[i].rows;
         r->compute_ns += spent;
+        if (batch->part[i].first == 0)
+            r->queue_ns += behind;
         if (batch->rows > r->batch_rows)
             r->batch_rows = batch->rows;
         if (code != ENGINE_OK && r->status == ENGINE_OK) {
@@ -175,7 +177,7 @@ static void finish_batch(struct scheduler *s, struct batch *batch, enum engine_c
         }
     }
     *last = NULL;
-    company_count_batch(&s->company, batch->key, answered, batch->rows, code == ENGINE_OK ? spent : 0, now,
+    company_count_batch(&s->company, batch->key, batch->parts, answered, batch->rows, code == ENGINE_OK ? spent : 0, now,
                         s->queue.list[batch->key].head != NULL);
     pthread_mutex_unlock(&s->lock);
     complete_list(s, done);
@@ -190,6 +192,7 @@ static struct engine_request *gather(struct scheduler *s, int32_t key, int64_t n
     struct engine_request *dropped = NULL, **last = &dropped, *r;
     batch_clear(batch);
     batch->key = key;
+    batch->gathered_ns = now;
     while ((r = s->queue.list[key].head) && batch->rows < batch->max_rows) {
         enum engine_code why = queue_dropped(r, now);
         if (why != ENGINE_OK) {
@@ -219,20 +222,31 @@ static struct engine_request *gather(struct scheduler *s, int32_t key, int64_t n
 }
 
 /* Until when a batch of this key, whose turn it is on a free device, should wait for others. Not while anything else waits, as the
- * device would be idle for all of them. */
+ * device would be idle for all of them, nor to become one of which a part would be handed over beside another anyway. */
 static int64_t hold_back(struct scheduler *s, int32_t key, int64_t now)
 {
     const struct queue_list *list = &s->queue.list[key];
-    if (s->draining || list->rows != s->queue.rows || list->head->rows_started > 0 || list->head->rows >= s->options.max_rows / WORTHWHILE)
+    if (s->draining || list->rows != s->queue.rows || list->head->rows_started > 0)
         return now;
-    return company_until(&s->company, key, list->rows, s->options.max_rows, s->queue.next_deadline_ns, now);
+    return company_until(&s->company, key, list->rows, s->options.max_rows / WORTHWHILE, s->queue.next_deadline_ns, now);
+}
+
+/* The key of a small batch for a device that is at work: the oldest one, if everybody is here who could be in it; or -1. */
+static int32_t early_key(struct scheduler *s)
+{
+    int64_t next;
+    int32_t key = queue_oldest(&s->queue, INT64_MAX, 0, &next);
+    if (key < 0)
+        return -1;
+    const struct queue_list *list = &s->queue.list[key];
+    return company_early(&s->company, key, list->requests, list->rows, s->options.max_rows / WORTHWHILE) ? key : -1;
 }
 
 /* The key to start a batch of now, or -1; then *wake_ns is when to look again if nothing happens.
  *
  * A device that is at work gets another batch meanwhile if that is a sizeable part of a full one: copying it overlaps with the
  * computation before it. A smaller one costs little more than the weights that it makes the device read, so it does better to
- * wait for the company that arrives meanwhile, unless a batch was preferred to it already. */
+ * wait for the company that arrives meanwhile, unless a batch was preferred to it already, or nobody is left who could come. */
 static int32_t choose_key(struct scheduler *s, int64_t now, int64_t *wake_ns)
 {
     int64_t wait_ns = s->draining || s->options.batch_wait_us < 0 ? 0 : s->options.batch_wait_us * 1000, before = now - wait_ns + 1,
@@ -240,12 +254,14 @@ static int32_t choose_key(struct scheduler *s, int64_t now, int64_t *wake_ns)
     if (s->flying == s->depth)
         return -1;
     if (s->flying > 0) {
-        int64_t newest = s->ring[(s->first + s->flying - 1) % s->depth].begun_ns;
+        int64_t newest = s->ring[(s->first + s->flying - 1) % s->depth].gathered_ns;
         before = newest < before ? newest : before;
         enough = wait_ns > 0 ? enough : enough / WORTHWHILE;
     }
     int32_t key = queue_oldest(&s->queue, before, enough, &next);
     *wake_ns = next < INT64_MAX ? next + wait_ns : INT64_MAX;
+    if (key < 0 && s->flying > 0 && wait_ns == 0)
+        return early_key(s);
     if (key < 0 || s->flying > 0)
         return key;
     int64_t until = hold_back(s, key, now);
@@ -352,7 +368,7 @@ static void *engine_main(void *arg)
             struct batch *batch = &s->ring[(s->first + s->flying) % s->depth];
             struct engine_request *dropped = key >= 0 ? gather(s, key, now, batch) : NULL;
             if (key >= 0)
-                stats_count_wait(&s->stats, company_begin(&s->company, key, batch->rows, now));
+                stats_count_wait(&s->stats, company_begin(&s->company, key, batch->parts, batch->rows, now));
             pthread_mutex_unlock(&s->lock);
             stamp_waits(refused);
             complete_list(s, refused);
@@ -474,7 +490,7 @@ enum engine_code scheduler_submit(struct scheduler *s, struct engine_request *re
     int64_t deadline = s->queue.next_deadline_ns;
     request->submitted_ns = clock_now_ns();
     queue_push(&s->queue, key, request);
-    company_count_arrival(&s->company, key, request->submitted_ns);
+    company_count_arrival(&s->company, key, s->queue.list[key].requests, request->submitted_ns);
     s->open++;
     atomic_fetch_add(&s->arrivals, 1);
     if (s->queue.next_deadline_ns < deadline)
@@ -578,7 +594,7 @@ enum engine_code scheduler_create(const struct scheduler_options *options, struc
     enum engine_code code = ENGINE_OK;
     if (!make_locks(s) || !queue_init(&s->queue, options->model->layers * KERNEL_PATHS))
         code = engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for the queue");
-    else if (options->batch_wait_us == ENGINE_BATCH_WAIT_AUTO && !company_init(&s->company, s->queue.keys, KERNEL_PATHS))
+    else if (!company_init(&s->company, s->queue.keys, KERNEL_PATHS, options->batch_wait_us == ENGINE_BATCH_WAIT_AUTO))
         code = engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for the batches' habits");
     for (int i = 0; code == ENGINE_OK && i < s->depth; i++)
         code = batch_init(&s->ring[i], options->device, options->max_rows, options->max_slots, error);

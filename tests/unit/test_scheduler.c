@@ -672,6 +672,43 @@ static void a_second_batch_has_to_be_worthwhile(void **state)
         order_finish(&small[i]);
 }
 
+/* Two clients, as has been seen for a while: while one computes and the other one has come nobody is left to wait for. The time that
+ * its batch spends behind the first one on the device counts as waiting. */
+static void the_last_one_who_could_come_is_handed_over_at_once(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 40 };
+    struct fixture x;
+    struct order a, b;
+    fixture_start_wide(&x, 2, 160, true);
+    order_init(&a, 0, ENGINE_DECODE, 2, 1);
+    order_init(&b, 0, ENGINE_DECODE, 3, 1);
+    for (int i = 0; i < ROUNDS; i++) {
+        int before = fake_submitted(&x.fake);
+        atomic_store(&a.done, 0);
+        atomic_store(&b.done, 0);
+        fake_hold(&x.fake);
+        order_submit(&x, &a);
+        assert_true(fake_wait_submitted(&x.fake, before + 1));
+        order_submit(&x, &b);
+        if (i == ROUNDS - 1)
+            assert_true(fake_wait_submitted(&x.fake, before + 2));
+        if (i == 0 || i == ROUNDS - 1)
+            usleep(30000);
+        if (i == 0)
+            assert_int_equal(fake_submitted(&x.fake), before + 1); /* too little has been seen */
+        fake_release(&x.fake);
+        order_expect(&a, ENGINE_OK);
+        order_expect(&b, ENGINE_OK);
+        assert_int_equal(b.request.batch_rows, 3);
+    }
+    assert_true(b.request.queue_ns > 25000000);
+    assert_true(a.request.compute_ns > 25000000 && a.request.queue_ns < 25000000);
+    fixture_stop(&x);
+    order_finish(&a);
+    order_finish(&b);
+}
+
 static void jobs_run_beside_a_batch_where_the_device_tells(void **state)
 {
     (void)state;
@@ -712,6 +749,7 @@ int main(void)
         cmocka_unit_test(an_idle_device_is_probed),
         cmocka_unit_test(a_lone_request_waits_for_company),
         cmocka_unit_test(a_second_batch_has_to_be_worthwhile),
+        cmocka_unit_test(the_last_one_who_could_come_is_handed_over_at_once),
         cmocka_unit_test(jobs_run_beside_a_batch_where_the_device_tells),
         cmocka_unit_test(a_deeper_device_gets_the_next_batch_meanwhile),
     };

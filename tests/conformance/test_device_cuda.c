@@ -214,7 +214,7 @@ static void adapter_tables_are_bounded(void **state)
 
 /* ---- batches -------------------------------------------------------------------------------------------------------- */
 
-enum { ROWS = 2048, TOP_K = 2, EXPERTS = 8 };
+enum { ROWS = 2048, TOP_K = 2, EXPERTS = 8, SMALL = 32 };
 
 /* Rows have TOP_K slots, or only one in so many has. Copies of a batch go over streams of their own either way. */
 struct shape {
@@ -309,7 +309,8 @@ static double pair_time(struct pair *p, int in_flight)
 
 /* Copying a batch of this shape takes longer than computing it. With two in flight the copies of one run beside those of the other in the
  * opposite direction and beside its computation: less time a batch than a third of it idle would leave. The bits stay those of a batch
- * alone. */
+ * alone. So do those of small ones, which the kernels read and write in host memory when nothing else is on its way, and which are copied
+ * behind another. */
 static void batches_in_flight_overlap(void **state)
 {
     (void)state;
@@ -343,6 +344,18 @@ static void batches_in_flight_overlap(void **state)
     assert_memory_equal(p.out, alone, 2 * half);
     print_message("%d rows of %d bytes: %.1f us a batch alone, %.1f with two in flight\n", shape.rows, shape.hidden * 2, one, two);
     assert_true(!shape.timed || two < 0.67 * one);
+    size_t few = half / (size_t)shape.rows * SMALL;
+    for (int i = 0; i < 2; i++) {
+        p.batch[i].batch.rows = SMALL;
+        p.batch[i].batch.slots = p.row[i][SMALL].first_slot;
+    }
+    for (int in_flight = 1; in_flight <= 2; in_flight++) {
+        memset(p.out, 0x5a, 2 * half);
+        (void)pair_time(&p, in_flight);
+        assert_memory_equal(p.out, alone, few);
+        assert_memory_equal(p.out + half, alone + half, few);
+        assert_memory_not_equal(p.out + few, alone + few, few);
+    }
     free(alone);
     device->ops->host_free(device, p.in, 2 * half);
     device->ops->host_free(device, p.out, 2 * half);

@@ -33,6 +33,7 @@
 #define HTTP_MEMORY (128 << 10) /* of a connection: the size that measured best for bodies of half a MiB */
 #define HTTP_THREADS_MAX 32
 #define HTTP_TARGET_SHOWN 128 /* bytes of a path in the log */
+#define HTTP_UNIX_BUFFER (1 << 20) /* of an answer on a Unix socket, what need not wait for the client to read */
 #define HTTP_LOOK_OUT_NS 500000
 #define HTTP_LOOKOUTS 4 /* one thread of so many may look out */
 
@@ -577,6 +578,17 @@ static bool http_describe_peer(struct connection *c, const struct sockaddr *a)
     return false;
 }
 
+/* TCP grows its buffers as it goes; a Unix socket has 208 KiB, and sender and receiver of a long answer take turns. More than everybody may
+ * have takes a privilege: without it, that. */
+static void http_widen(int fd, const struct sockaddr *peer)
+{
+    int bytes = HTTP_UNIX_BUFFER;
+    if (peer && peer->sa_family != AF_UNIX)
+        return;
+    if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes))
+        (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+}
+
 static void http_opened(struct http_daemon *d, struct MHD_Connection *mhd, void **context)
 {
     struct server *server = d->server;
@@ -593,6 +605,7 @@ static void http_opened(struct http_daemon *d, struct MHD_Connection *mhd, void 
     }
     http_thread.connections++;
     metrics_connection_opened(server->metrics);
+    http_widen(fd, peer ? peer->client_addr : NULL);
     c->local = http_describe_peer(c, peer ? peer->client_addr : NULL) && d->listener->local;
     if (atomic_fetch_add(&server->connections, 1) >= server->options->max_connections) {
         char text[REPLY_RAW_MAX], message[96];

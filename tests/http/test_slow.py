@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slow senders and readers, clients that vanish, connection and memory limits."""
+import fcntl
+import termios
+
 from harness import *
 
 BODY, HEADERS = forward_body(tokens(rows=4), binary=True)
@@ -345,6 +348,20 @@ def test_bytes_in_flight_are_bounded_while_they_arrive():
         assert read_reply(made[0])[0].status == 400  # it was taken whole, and is no JSON
         made[0].close()
         eventually(lambda: staging(s) == 0)
+
+
+def test_long_answer_on_a_unix_socket():
+    """The server is rid of more of it than such a socket holds by default (208 KiB) before the client reads any."""
+    with tempfile.TemporaryDirectory() as folder, Server(listen=(f"unix:{folder}/s",)) as s, s.connect() as c:
+        c.sendall(heavy(4000, 64, 2))
+
+        def there():
+            number = bytearray(4)
+            fcntl.ioctl(c, termios.FIONREAD, number)
+            return int.from_bytes(number, sys.byteorder)
+        eventually(lambda: there() > 300 << 10)
+        reply = read_reply(c)[0]
+        assert reply.status == 200 and len(reply.body) > 4000 * 64 * 4, reply.status
 
 
 def test_deadline():

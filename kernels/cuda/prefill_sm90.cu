@@ -7,7 +7,7 @@
  *
  * A block is one producer warpgroup and two consumers. The producers stream stages of 64 columns: weights by bulk copies, which are
  * swizzled at load, rows of x gathered by cp.async. A tile is 128 weight rows by up to 256 positions (a consumer holds 64 x N), or,
- * for experts with at most 128 rows, 256 weight rows (a consumer holds 2 x 64 x N), which halves how often x is read. A grid of one
+ * where at most 144 positions come together, 256 weight rows (a consumer holds 2 x 64 x N), which halves how often x is read. A grid of one
  * block a multiprocessor walks over the tiles; the stages run on from tile to tile. Whoever is done takes the next tile, which the
  * producers have asked for meanwhile. Every output element is one chain of
  * instructions over k, then the adapters' planes (lora_sm90.cuh), whatever the tile's shape.
@@ -27,11 +27,11 @@
 #define PRODUCERS 128
 #define HOPPER_THREADS 384
 #define STAGES 4
-#define STAGE_BYTES (48 * 1024)
+#define STAGE_BYTES (50 * 1024) /* weights: 32 KiB of a wide tile, 16 of others; then rows of x */
 #define LISTER 96 /* the first thread of the warp of producers that lists a tile's runs of adapters, while the others go on */
 #define LIST_AT STAGES /* the block at which it does, at the latest: all of a ring is then under way */
 #define MOST_N 256
-#define WIDE_N 128 /* up to here tiles have 256 weight rows */
+#define WIDE_N 144 /* up to here tiles have 256 weight rows */
 #define TILES_AHEAD 8
 #define TILES_TOGETHER 128
 
@@ -53,18 +53,13 @@ struct hopper_shared {
 
 __device__ __forceinline__ int hopper_chunks(int count) { return (count + MOST_N - 1) / MOST_N; }
 
-/* Groups of a tile of an expert with so many positions. The last experts, as many as have a tile for every block, are cut finer: whoever
- * waits for the last tile waits for half of one. */
-__device__ __forceinline__ int hopper_each(int count, int groups, int experts, int expert)
-{
-    const bool last = (experts - expert) * groups <= 16 * (int)gridDim.x;
-    return count <= WIDE_N && !last ? 16 : 8;
-}
+/* Positions of a chunk, of an expert with so many; the last has the rest. */
+__device__ __forceinline__ int hopper_rows(int count, int chunks) { return ((count + chunks - 1) / chunks + 15) / 16 * 16; }
 
-__device__ __forceinline__ int hopper_units(int count, int groups, int experts, int expert)
+__device__ __forceinline__ int hopper_units(int count, int groups)
 {
-    const int each = hopper_each(count, groups, experts, expert);
-    return hopper_chunks(count) * ((groups + each - 1) / each);
+    const int chunks = hopper_chunks(count), each = chunks == 0 || hopper_rows(count, chunks) <= WIDE_N ? 16 : 8;
+    return chunks * ((groups + each - 1) / each);
 }
 
 /* Like chunks_scan, over tiles. */
@@ -73,12 +68,12 @@ __device__ __forceinline__ void hopper_scan(struct hopper_shared *s, int experts
     if (threadIdx.x < 32) {
         int each = (experts + 31) / 32, begin = min((int)threadIdx.x * each, experts), end = min(begin + each, experts), sum = 0;
         for (int e = begin; e < end; e++)
-            sum += hopper_units(s->offset[e + 1] - s->offset[e], groups, experts, e);
+            sum += hopper_units(s->offset[e + 1] - s->offset[e], groups);
         const int inclusive = warp_sum_inclusive(sum, threadIdx.x);
         int running = inclusive - sum;
         for (int e = begin; e < end; e++) {
             s->first[e] = running;
-            running += hopper_units(s->offset[e + 1] - s->offset[e], groups, experts, e);
+            running += hopper_units(s->offset[e + 1] - s->offset[e], groups);
         }
         if (threadIdx.x == 31)
             s->first[experts] = inclusive;
@@ -97,12 +92,13 @@ __device__ __forceinline__ struct hopper_tile hopper_tile_at(const struct hopper
         return t;
     t.expert = chunks_find(s->first, experts, tile);
     int all = s->offset[t.expert + 1] - s->offset[t.expert], chunks = hopper_chunks(all);
-    t.wide = all <= WIDE_N;
-    int each = hopper_each(all, groups, experts, t.expert), row_tiles = (groups + each - 1) / each, local = tile - s->first[t.expert];
+    const int rows = hopper_rows(all, chunks);
+    t.wide = rows <= WIDE_N;
+    int each = t.wide ? 16 : 8, row_tiles = (groups + each - 1) / each, local = tile - s->first[t.expert];
     int together = max(1, TILES_TOGETHER / chunks), before = local / (together * chunks) * together;
     local -= before * chunks;
     together = min(together, row_tiles - before);
-    int chunk = local / together, rows = ((all + chunks - 1) / chunks + 15) / 16 * 16;
+    int chunk = local / together;
     t.group = (before + local - chunk * together) * each;
     t.groups = min(each, groups - t.group);
     t.begin = s->offset[t.expert] + chunk * rows;
@@ -429,14 +425,20 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
                     hopper_consume<OP, DOWN, LORA, 2, 16>(f, t, ring, s, blocks, number, &turn);
                 else if (t.count <= 32)
                     hopper_consume<OP, DOWN, LORA, 2, 32>(f, t, ring, s, blocks, number, &turn);
+                else if (t.count <= 48)
+                    hopper_consume<OP, DOWN, LORA, 2, 48>(f, t, ring, s, blocks, number, &turn);
                 else if (t.count <= 64)
                     hopper_consume<OP, DOWN, LORA, 2, 64>(f, t, ring, s, blocks, number, &turn);
+                else if (t.count <= 80)
+                    hopper_consume<OP, DOWN, LORA, 2, 80>(f, t, ring, s, blocks, number, &turn);
                 else if (t.count <= 96)
                     hopper_consume<OP, DOWN, LORA, 2, 96>(f, t, ring, s, blocks, number, &turn);
-                else
+                else if (t.count <= 112)
+                    hopper_consume<OP, DOWN, LORA, 2, 112>(f, t, ring, s, blocks, number, &turn);
+                else if (t.count <= 128)
                     hopper_consume<OP, DOWN, LORA, 2, 128>(f, t, ring, s, blocks, number, &turn);
-            } else if (t.count <= 144) {
-                hopper_consume<OP, DOWN, LORA, 1, 144>(f, t, ring, s, blocks, number, &turn);
+                else
+                    hopper_consume<OP, DOWN, LORA, 2, 144>(f, t, ring, s, blocks, number, &turn);
             } else if (t.count <= 160) {
                 hopper_consume<OP, DOWN, LORA, 1, 160>(f, t, ring, s, blocks, number, &turn);
             } else if (t.count <= 176) {
@@ -459,6 +461,7 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
 }
 
 #define HOPPER_SHARED (STAGES * STAGE_BYTES + sizeof(struct hopper_shared))
+static_assert(HOPPER_SHARED <= 227 * 1024, "a block's most");
 
 template <typename OP, bool DOWN> static cudaError_t hopper_launch(struct kernel_stream *stream, const struct kernel_forward *f)
 {

@@ -75,6 +75,10 @@ static const struct problem_options cases[] = {
     {.experts = 2, .hidden = 40, .inter = 4200, .rows = 21, .k = 2, .adapters = 3, .rank = 16, .bias = true},
     /* More tiles than a small device takes at once, each longer than a ring of stages, with several stages of adapters. */
     {.experts = 6, .hidden = 448, .inter = 416, .rows = 60, .k = 2, .adapters = 9, .rank = 40, .subset = true},
+    /* An expert's rows just more than one tile takes, and just fewer than the widest; two chunks of them beside many tiles of weights. */
+    {.experts = 2, .hidden = 72, .inter = 40, .rows = 275, .k = 1, .spread = SPREAD_ONE, .adapters = 3, .rank = 16},
+    {.experts = 2, .hidden = 64, .inter = 136, .rows = 139, .k = 1, .spread = SPREAD_ONE, .adapters = 2, .subset = true},
+    {.experts = 1, .hidden = 16700, .inter = 8, .rows = 258, .k = 1},
 };
 
 #define CASES (sizeof cases / sizeof cases[0])

@@ -78,7 +78,7 @@ static const struct problem_options cases[] = {
     /* An expert's rows just more than one tile takes, and just fewer than the widest; two chunks of them beside many tiles of weights. */
     {.experts = 2, .hidden = 72, .inter = 40, .rows = 275, .k = 1, .spread = SPREAD_ONE, .adapters = 3, .rank = 16},
     {.experts = 2, .hidden = 64, .inter = 136, .rows = 139, .k = 1, .spread = SPREAD_ONE, .adapters = 2, .subset = true},
-    {.experts = 1, .hidden = 16700, .inter = 8, .rows = 258, .k = 1},
+    {.experts = 1, .hidden = 8, .inter = 8300, .rows = 258, .k = 1},
 };
 
 #define CASES (sizeof cases / sizeof cases[0])

@@ -9,6 +9,7 @@
 #define MOVE_THREADS 256
 /* Slots of a row whose y are in flight at once. */
 #define COMBINE_SLOTS 8
+#define COMBINE_BLOCKS 3 /* a multiprocessor */
 
 /* 2 or 4 bytes at any address. */
 __device__ __forceinline__ uint32_t load_bytes(const uint8_t *p, int bytes)
@@ -111,58 +112,81 @@ __global__ void __launch_bounds__(MOVE_THREADS) enter_kernel(const __grid_consta
     }
 }
 
-template <typename OP> __global__ void __launch_bounds__(MOVE_THREADS) combine_kernel(const __grid_constant__ struct kernel_forward f)
+/* Where a slot's y lies, and its weight; NULL: skipped, or past the row's last. */
+template <typename OP> struct combine_source {
+    const OP *y;
+    float weight;
+};
+
+/* Of slot `s` of a row. Routing is complete, as two launches back. */
+template <typename OP>
+__device__ __forceinline__ struct combine_source<OP> combine_find(const struct kernel_forward &f, const struct kernel_row &row, int s) {
+    const int slot = row.first_slot + s, position = s < row.slots ? __ldcg(f.routing.position + slot) : -1;
+    if (position < 0)
+        return {NULL, 1.0f};
+    return {(const OP *)f.y + (size_t)position * f.dims.hidden_pad, f.weights.weight_on_input ? 1.0f : f.batch.slot_weight[slot]};
+}
+
+/* A block takes rows in turn: the next row's sources are looked up, and the one's after is read, while y of this one is on its way. */
+template <typename OP>
+__global__ void __launch_bounds__(MOVE_THREADS, COMBINE_BLOCKS) combine_kernel(const __grid_constant__ struct kernel_forward f)
 {
-    __shared__ const OP *source[COMBINE_SLOTS];
-    __shared__ float weight[COMBINE_SLOTS];
-    const int hidden = f.dims.hidden, pad = f.dims.hidden_pad;
-    /* Routing is complete, as two launches back: only y is waited for. */
-    const struct kernel_row row = f.batch.row[blockIdx.x];
-    auto find = [&](int s) {
-        if (threadIdx.x < COMBINE_SLOTS) {
-            int slot = row.first_slot + s + threadIdx.x,
-                position = s + (int)threadIdx.x < row.slots ? __ldcg(f.routing.position + slot) : -1;
-            source[threadIdx.x] = position < 0 ? NULL : (const OP *)f.y + (size_t)position * pad;
-            weight[threadIdx.x] = position < 0 || f.weights.weight_on_input ? 1.0f : f.batch.slot_weight[slot];
-        }
-        __syncthreads();
-    };
-    bool found = true; /* the first slots' sources lie ready */
-    find(0);
+    __shared__ struct combine_source<OP> shared_source[2][COMBINE_SLOTS];
+    const int hidden = f.dims.hidden, rows = f.batch.rows, step = gridDim.x, lane = threadIdx.x;
+    int r = blockIdx.x;
+    struct kernel_row row = f.batch.row[r], next = f.batch.row[min(r + step, rows - 1)];
+    if (lane < COMBINE_SLOTS)
+        shared_source[0][lane] = combine_find<OP>(f, row, lane);
+    __syncthreads();
     launch_begin();
-    if (row.out == 0)
-        return;
-    for (int c0 = blockIdx.y * MOVE_THREADS * 8; c0 < hidden; c0 += gridDim.y * MOVE_THREADS * 8) {
-        int c = c0 + threadIdx.x * 8;
-        float sum[8] = {};
-        for (int s = 0; s < row.slots; s += COMBINE_SLOTS) {
-            if (!found) {
-                __syncthreads();
-                find(s);
-            }
-            found = row.slots <= COMBINE_SLOTS;
-            if (c >= hidden)
-                continue;
-            uint4 y[COMBINE_SLOTS];
-#pragma unroll
-            for (int i = 0; i < COMBINE_SLOTS; i++)
-                if (source[i])
-                    y[i] = *reinterpret_cast<const uint4 *>(source[i] + c);
-#pragma unroll
-            for (int i = 0; i < COMBINE_SLOTS; i++) {
-                if (!source[i])
+    for (int turn = 0; r < rows; r += step, turn ^= 1) {
+        struct combine_source<OP> *source = shared_source[turn], ahead = {
+            NULL, 1.0f
+        };
+        if (lane < COMBINE_SLOTS && r + step < rows)
+            ahead = combine_find<OP>(f, next, lane);
+        const struct kernel_row after = f.batch.row[min(r + 2 * step, rows - 1)];
+        bool found = true; /* the first slots' sources lie ready */
+        for (int c0 = blockIdx.y * MOVE_THREADS * 8; row.out != 0 && c0 < hidden; c0 += gridDim.y * MOVE_THREADS * 8) {
+            int c = c0 + lane * 8;
+            float sum[8] = {};
+            for (int s = 0; s < row.slots; s += COMBINE_SLOTS) {
+                if (!found) {
+                    __syncthreads();
+                    if (lane < COMBINE_SLOTS)
+                        source[lane] = combine_find<OP>(f, row, s + lane);
+                    __syncthreads();
+                }
+                found = row.slots <= COMBINE_SLOTS;
+                if (c >= hidden)
                     continue;
-                uint32_t w[4] = {y[i].x, y[i].y, y[i].z, y[i].w};
+                uint4 y[COMBINE_SLOTS];
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    float2 p = op_pair<OP>::widen(w[j]);
-                    sum[2 * j] = fmaf(weight[i], p.x, sum[2 * j]);
-                    sum[2 * j + 1] = fmaf(weight[i], p.y, sum[2 * j + 1]);
+                for (int i = 0; i < COMBINE_SLOTS; i++)
+                    if (source[i].y)
+                        y[i] = *reinterpret_cast<const uint4 *>(source[i].y + c);
+#pragma unroll
+                for (int i = 0; i < COMBINE_SLOTS; i++) {
+                    if (!source[i].y)
+                        continue;
+                    const float weight = source[i].weight;
+                    uint32_t w[4] = {y[i].x, y[i].y, y[i].z, y[i].w};
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        float2 p = op_pair<OP>::widen(w[j]);
+                        sum[2 * j] = fmaf(weight, p.x, sum[2 * j]);
+                        sum[2 * j + 1] = fmaf(weight, p.y, sum[2 * j + 1]);
+                    }
                 }
             }
+            if (c < hidden)
+                row_store_8(sum, (uint8_t *)row.out, row.dtype, c, hidden);
         }
-        if (c < hidden)
-            row_store_8(sum, (uint8_t *)row.out, row.dtype, c, hidden);
+        if (lane < COMBINE_SLOTS)
+            shared_source[turn ^ 1][lane] = ahead;
+        __syncthreads();
+        row = next;
+        next = after;
     }
 }
 
@@ -186,8 +210,11 @@ cudaError_t cuda_enter(struct kernel_stream *stream, const struct kernel_forward
 
 cudaError_t cuda_combine(struct kernel_stream *stream, const struct kernel_forward *f)
 {
-    return launch(stream, f->dims.op == DTYPE_BF16 ? combine_kernel<__nv_bfloat16> : combine_kernel<__half>, move_grid(stream, f),
-                  dim3(MOVE_THREADS), 0, *f);
+    dim3 grid = move_grid(stream, f);
+    if (grid.x > (unsigned)(COMBINE_BLOCKS * stream->processors))
+        grid.x = (unsigned)(COMBINE_BLOCKS * stream->processors);
+    return launch(stream, f->dims.op == DTYPE_BF16 ? combine_kernel<__nv_bfloat16> : combine_kernel<__half>, grid, dim3(MOVE_THREADS), 0,
+                  *f);
 }
 
 cudaError_t cuda_load_move(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The two products for many rows an expert, for Hopper: wgmma with the weights as the M operand and up to 256 positions as N, so
- * that N can follow the number of rows in steps of 16 while weights come in whole groups.
+ * that N can follow the number of rows in steps of 16 or 32 while weights come in whole groups.
  *
  * Activations with a sigmoid only: models with the others take the portable product.
  *
@@ -14,8 +14,10 @@
  *
  * What counted, in time of 8192 rows of 64 experts, H 2048, I 1024: copies of whole strips instead of groups, sources of copies in
  * registers and an epilogue without branches, together 2812 -> 1598 us; 8-byte stores of down, 1509; tiles dealt out as blocks
- * get free, N in steps of 16 instead of 32, 1531 -> 1464 (2048 rows: 485 -> 453); chunks of positions side by side (TILES_TOGETHER),
- * 8192 rows of mixtral's shape: 10.9 -> 10.2 ms. What didn't: arrivals by cp.async itself instead of wait and fence.
+ * get free, N in steps of 16 above 144, 1531 -> 1464 (2048 rows: 485 -> 453); wide tiles up to 144 positions instead of 128, 2048 rows
+ * 447 -> 398; chunks of positions side by side (TILES_TOGETHER), 8192 rows of mixtral's shape 10.9 -> 10.2 ms. What didn't: arrivals by
+ * cp.async itself instead of wait and fence; N in steps of 16 for wide tiles; finer tiles for the last experts, whose 64 KiB under way a
+ * block are too few.
  *
  * The consumers' loops over k stay rolled: unrolled by four, as the compiler would, they are four times the code for nothing. And no
  * row of a tile is compared by its number where that could be told ahead: the compiler then keeps all the numbers in registers, through
@@ -268,7 +270,8 @@ __device__ __forceinline__ void hopper_store_gate_up(const struct kernel_forward
 }
 
 template <typename OP, bool BIAS, int N>
-__device__ __forceinline__ void hopper_store_down(const struct kernel_forward &f, const struct hopper_tile &tile, int group, const float *acc)
+__device__ __forceinline__ void hopper_store_down(const struct kernel_forward &f, const struct hopper_tile &tile, int group,
+                                                  const float *acc)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, c = group * 16 + 2 * g;
     float bias0 = 0.0f, bias1 = 0.0f;
@@ -425,16 +428,10 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
                     hopper_consume<OP, DOWN, LORA, 2, 16>(f, t, ring, s, blocks, number, &turn);
                 else if (t.count <= 32)
                     hopper_consume<OP, DOWN, LORA, 2, 32>(f, t, ring, s, blocks, number, &turn);
-                else if (t.count <= 48)
-                    hopper_consume<OP, DOWN, LORA, 2, 48>(f, t, ring, s, blocks, number, &turn);
                 else if (t.count <= 64)
                     hopper_consume<OP, DOWN, LORA, 2, 64>(f, t, ring, s, blocks, number, &turn);
-                else if (t.count <= 80)
-                    hopper_consume<OP, DOWN, LORA, 2, 80>(f, t, ring, s, blocks, number, &turn);
                 else if (t.count <= 96)
                     hopper_consume<OP, DOWN, LORA, 2, 96>(f, t, ring, s, blocks, number, &turn);
-                else if (t.count <= 112)
-                    hopper_consume<OP, DOWN, LORA, 2, 112>(f, t, ring, s, blocks, number, &turn);
                 else if (t.count <= 128)
                     hopper_consume<OP, DOWN, LORA, 2, 128>(f, t, ring, s, blocks, number, &turn);
                 else

@@ -106,6 +106,18 @@ __device__ __forceinline__ uint4 shared_load_16(uint32_t address)
     return v;
 }
 
+/* Four matrices of 8 x 8 elements of 16 bits, for a whole warp: lane 8 i + r says where row r of matrix i lies, 16 bytes at a multiple of 16.
+ * Gives of each matrix row g, columns 2 t and 2 t + 1, as mma fragments have them. */
+__device__ __forceinline__ uint4 shared_load_matrices(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
 /* 8 bytes, at a multiple of 8; zeros when `valid` is false, and nothing is read: the address may be any. */
 __device__ __forceinline__ uint2 shared_load_8(uint32_t address, bool valid)
 {

@@ -35,6 +35,18 @@ __device__ __forceinline__ uint4 shared_load_16(uint32_t address)
     emulator_shared_load(&v, address, 16);
     return v;
 }
+__device__ __forceinline__ uint4 shared_load_matrices(uint32_t address)
+{
+    const int lane = threadIdx.x % 32;
+    uint4 row, v;
+    emulator_shared_load(&row, address, 16);
+    for (int i = 0; i < 4; i++) {
+        const uint32_t word[4] = {__shfl_sync(~0u, row.x, 8 * i + lane / 4), __shfl_sync(~0u, row.y, 8 * i + lane / 4),
+                                  __shfl_sync(~0u, row.z, 8 * i + lane / 4), __shfl_sync(~0u, row.w, 8 * i + lane / 4)};
+        (&v.x)[i] = word[lane % 4];
+    }
+    return v;
+}
 __device__ __forceinline__ uint2 shared_load_8(uint32_t address, bool valid)
 {
     uint2 v = {0, 0};

@@ -118,6 +118,29 @@ static void test_transpose(void **state)
             assert_int_equal(v[(size_t)(4 * i + j / 2)] >> j % 2 * 16 & 0xffff, 8 * j + i);
 }
 
+__global__ void matrices(int *out)
+{
+    /* Element (i, j) of matrix m is 64 m + 8 i + j; rows lie in the opposite order. */
+    const int row = 31 - (int)threadIdx.x;
+    for (int j = 0; j < 4; j++)
+        ((unsigned *)shared)[4 * threadIdx.x + j] = (unsigned)(8 * row + 2 * j) | (unsigned)(8 * row + 2 * j + 1) << 16;
+    __syncwarp();
+    const uint4 v = shared_load_matrices(16 * (unsigned)row);
+    for (int m = 0; m < 4; m++)
+        out[4 * threadIdx.x + m] = (int)(&v.x)[m];
+}
+
+static void test_matrices(void **state)
+{
+    refill();
+    go(false, 1, 32, 512, matrices, out);
+    const std::vector<int> v = results(128);
+    for (int m = 0; m < 4; m++)
+        for (int i = 0; i < 8; i++)
+            for (int j = 0; j < 8; j++)
+                assert_int_equal(v[(size_t)(4 * (4 * i + j / 2) + m)] >> j % 2 * 16 & 0xffff, 64 * m + 8 * i + j);
+}
+
 __global__ void copies(const int *in, int *out)
 {
     uint4 *p = (uint4 *)shared;
@@ -229,8 +252,8 @@ int main(void)
 {
     prepare();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),    cmocka_unit_test(test_transpose),  cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_collectives), cmocka_unit_test(test_arithmetic),
+        cmocka_unit_test(test_products),    cmocka_unit_test(test_transpose),   cmocka_unit_test(test_matrices),
+        cmocka_unit_test(test_copies),      cmocka_unit_test(test_collectives), cmocka_unit_test(test_arithmetic),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

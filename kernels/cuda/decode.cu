@@ -2,40 +2,60 @@
  *
  * The two products for few rows an expert: bound by reading each touched expert's weights once.
  *
- * Weights are the M operand of mma m16n8k16, rows of the batch the N operand, up to DECODE_CHUNK of one expert at a time. All
+ * Weights are the M operand of mma m16n8k16, rows of the batch the N operand, a chunk of one expert's at a time. All
  * (chunk, group of 16 weight rows) pairs are dealt out evenly to the blocks of a grid that fills the device. k is cut into ranges, as
  * many as the model's sizes alone say; each is summed for itself, then the sums are added in order, so that what else is in the batch
  * changes no bit of a row. Each warp streams its weights, pair after pair, through a private ring of shared memory that is RING blocks
- * of 2 KiB deep and filled by bulk copies (sm_90) or cp.async (sm_80).
+ * of 2 KiB deep and filled by bulk copies (sm_90) or cp.async (sm_80). Adapters: a chunk holds runs of rows with one adapter; each run
+ * adds B s, with s masked to the run's rows, to the whole sum.
  *
- * Without adapters as many warps as there are ranges make a team: each takes its range of a pair, and one of them, another for every
- * pair, ends it. So a block's warps all end together, however few and long its pairs are. With adapters it is so where pairs are long
- * and too few for most warps to have one. Elsewhere a warp takes a pair's ranges in turn, to the same bits: a fold waits for its
- * loads, for which a whole team would wait, pair after pair. Adapters: a chunk holds runs of rows with one adapter; each run adds B s, with s masked to the run's rows, to
- * the whole sum.
+ * As many warps as there are ranges make a team: each takes its range of a pair, and one of them, another for every pair, ends it. So a
+ * block's warps all end together, however few and long its pairs are. With adapters it is so in small batches whose pairs are too few
+ * for most warps to have one. Elsewhere a warp takes a pair's ranges in turn then, to the same bits: a fold waits for the loads of one
+ * adapter after the other, and a team comes to all pairs of a chunk.
  *
- * Without adapters the rings are filled before launch_wait (device.cuh), with adapters after: shrink's loads, each of which waits for
- * the one before, would queue behind all those weights.
+ * FEW: batches of few rows, Hopper's code only. What counts there is the time in which no weights are asked for. A block finds out from
+ * the batch itself what it needs of routing, without loads that depend on each other, and asks for weights before the launch before it
+ * has ended. A team's warps go on to the next pair when they have given their sums to the one that ends this one. Code for chunks of 8
+ * rows alone is small, and has registers to fetch x and adapters ahead. Weights leave the second-level cache before all else.
+ *
+ * Other batches have chunks of up to 32 rows. Without adapters the rings are filled before launch_wait (device.cuh), with adapters
+ * after: shrink's loads, each of which waits for the one before, would queue behind all those weights.
  *
  * Compiled twice: -DCUDA_PORTABLE=0 for sm_90a, =1 for sm_80 and PTX.
  */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/pipeline.cuh"
 
 #define DECODE_WARPS 8
 #define DECODE_THREADS (DECODE_WARPS * 32)
-#define DECODE_CHUNK 32
 #define DECODE_RANGE 3 /* blocks of k that a range has at least */
-/* With adapters: blocks of k that a range has, and warps that there are for a pair, where teams are made, too. */
-#define DECODE_TEAM_RANGE 8
-#define DECODE_TEAM_WARPS 2
+#define DECODE_TEAM_WARPS 2 /* with adapters: how many there are for a pair where teams are made, too */
 #define RING 3
-
 #define RING_BYTES ((size_t)DECODE_WARPS * RING * CUDA_BLOCK_BYTES)
-#define SUM_WARP (16 * DECODE_CHUNK / 4) /* float4 that hold a warp's sum of a whole chunk */
-#define SUM_BYTES ((size_t)DECODE_WARPS * SUM_WARP * 16)
 
-/* Shared memory: rings, then sums, then the experts' offsets and first chunks. */
+template <bool FEW> struct decode_sizes {
+    static constexpr int CHUNK = FEW ? 8 : 32;
+    static constexpr int SUM_WARP = FEW ? DECODE_WARPS * 32 : 16 * CHUNK / 4; /* float4 a warp: what its team gives it, or its own sum */
+    static constexpr size_t SUM_BYTES = (size_t)DECODE_WARPS * SUM_WARP * 16;
+};
+
+/* Shared memory: rings, then sums, then where chunks are: the experts' offsets and first chunks, or FEW's table. */
 extern __shared__ __align__(128) uint8_t shared[];
+
+#define FEW_NONE ~0u
+
+struct decode_rows { /* a chunk */
+    int expert, begin, count;
+};
+
+struct decode_table {
+    /* Of slots; FEW_NONE where there is none. */
+    uint32_t expert[CUDA_FEW_SLOTS];
+    uint32_t first[CUDA_FEW_SLOTS]; /* the expert again, where a chunk begins */
+    uint32_t order[CUDA_FEW_SLOTS]; /* by expert, then adapter */
+    int row_at[CUDA_FEW_SLOTS], adapter_at[CUDA_FEW_SLOTS]; /* of positions */
+    struct decode_rows chunk[CUDA_FEW_SLOTS];
+};
 
 /* A block's share. What follows from the sizes alone is computed again where it is needed: registers are short. */
 struct decode_block {
@@ -54,8 +74,99 @@ template <bool DOWN> __device__ __forceinline__ int decode_blocks(const struct k
     return (DOWN ? d.inter_pad : d.hidden_pad) / CUDA_BLOCK_K;
 }
 __device__ __forceinline__ float4 *decode_sums() { return (float4 *)(shared + RING_BYTES); }
-__device__ __forceinline__ int *decode_offset() { return (int *)(shared + RING_BYTES + SUM_BYTES); }
+__device__ __forceinline__ int *decode_offset() { return (int *)(shared + RING_BYTES + decode_sizes<false>::SUM_BYTES); }
 __device__ __forceinline__ int *decode_first(int experts) { return decode_offset() + experts + 1; }
+__device__ __forceinline__ struct decode_table *few_table()
+{
+    return (struct decode_table *)(shared + RING_BYTES + decode_sizes<true>::SUM_BYTES);
+}
+
+template <bool FEW> __device__ __forceinline__ struct decode_rows chunk_rows(const struct kernel_forward &f, int v)
+{
+    if (FEW)
+        return few_table()->chunk[v];
+    constexpr int CHUNK = decode_sizes<FEW>::CHUNK;
+    const int *offset = decode_offset(), *first = decode_first(f.dims.experts);
+    struct decode_rows c = {chunks_find(first, f.dims.experts, v)};
+    c.begin = offset[c.expert] + (v - first[c.expert]) * CHUNK;
+    c.count = min(CHUNK, offset[c.expert + 1] - c.begin);
+    return c;
+}
+
+/* ---- few rows: routing again, by every block for itself ------------------------------------------------ */
+
+/* A thread's slot. */
+struct few_slot {
+    uint32_t expert;
+    int row;
+};
+
+/* Fills the table's chunks; for all threads of a block, ends with a barrier. Returns how many there are. Positions are those of routing as
+ * long as adapters don't matter. */
+__device__ __forceinline__ int few_chunks(const struct kernel_forward &f, const struct few_slot &s)
+{
+    constexpr int CHUNK = decode_sizes<true>::CHUNK;
+    struct decode_table *const t = few_table();
+    const int slots = f.batch.slots, me = threadIdx.x;
+    t->expert[me] = s.expert;
+    __syncthreads();
+    int smaller = 0, same = 0, before = 0;
+    if (s.expert != FEW_NONE) {
+        for (int i = 0; i < slots; i += 4) { /* FEW_NONE past the last */
+            const uint4 e = *reinterpret_cast<const uint4 *>(t->expert + i);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint32_t other = j == 0 ? e.x : j == 1 ? e.y : j == 2 ? e.z : e.w;
+                smaller += other < s.expert;
+                same += other == s.expert;
+                before += other == s.expert && i + j < me;
+            }
+        }
+        t->row_at[smaller + before] = s.row;
+    }
+    const bool begins = s.expert != FEW_NONE && before % CHUNK == 0;
+    t->first[me] = begins ? s.expert : FEW_NONE;
+    __syncthreads();
+    int chunks = 0, rank = 0;
+    for (int i = 0; i < slots; i += 32)
+        chunks += __popc(__ballot_sync(~0u, t->first[i + me % 32] != FEW_NONE));
+    if (begins) {
+        for (int i = 0; i < slots; i += 4) {
+            const uint4 e = *reinterpret_cast<const uint4 *>(t->first + i);
+            rank += (e.x < s.expert) + (e.y < s.expert) + (e.z < s.expert) + (e.w < s.expert);
+        }
+        const struct decode_rows c = {(int)s.expert, smaller + before, min(CHUNK, same - before)};
+        t->chunk[rank + before / CHUNK] = c;
+    }
+    __syncthreads();
+    return chunks;
+}
+
+/* Brings an expert's rows into the order of their adapters; the same way. */
+__device__ __forceinline__ void few_order(const struct kernel_forward &f, const struct few_slot &s, int adapter)
+{
+    struct decode_table *const t = few_table();
+    const int me = threadIdx.x;
+    const uint32_t key = s.expert == FEW_NONE ? FEW_NONE : s.expert * (f.lora.adapters + 1) + adapter + 1;
+    t->order[me] = key;
+    __syncthreads();
+    if (s.expert != FEW_NONE) {
+        int at = 0;
+        for (int i = 0; i < f.batch.slots; i += 4) {
+            const uint4 k = *reinterpret_cast<const uint4 *>(t->order + i);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint32_t other = j == 0 ? k.x : j == 1 ? k.y : j == 2 ? k.z : k.w;
+                at += other < key || (other == key && i + j < me);
+            }
+        }
+        t->row_at[at] = s.row;
+        t->adapter_at[at] = adapter;
+    }
+    __syncthreads();
+}
+
+/* ---- rings --------------------------------------------------------------------------------------------- */
 
 /* Where a warp's next block of weights comes from. */
 struct decode_cursor {
@@ -65,7 +176,7 @@ struct decode_cursor {
     int chunk; /* that `expert` was found for; -1: none */
 };
 
-template <bool DOWN>
+template <bool DOWN, bool FEW>
 __device__ __forceinline__ void cursor_set(struct decode_cursor *c, const struct kernel_forward &f, const struct decode_block &b, int item)
 {
     const int groups = decode_groups<DOWN>(f.dims), blocks = decode_blocks<DOWN>(f.dims);
@@ -76,7 +187,7 @@ __device__ __forceinline__ void cursor_set(struct decode_cursor *c, const struct
         if (v != c->chunk) {
             c->chunk = v;
             c->expert = (const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up) + (size_t)b.range_begin * CUDA_STRIP_BYTES +
-                        (size_t)chunks_find(decode_first(f.dims.experts), f.dims.experts, v) * groups * blocks * CUDA_BLOCK_BYTES;
+                        (size_t)chunk_rows<FEW>(f, v).expert * groups * blocks * CUDA_BLOCK_BYTES;
         }
         c->next = c->expert + group_offset(item - v * groups, blocks);
     }
@@ -97,7 +208,7 @@ __device__ __forceinline__ void ring_init(uint32_t bars)
 /* Starts the copy of the cursor's block into stage `stage`; with no block left, keeps the count of copies right. Loads from shared
  * memory that have been issued only need not have read it yet, and nothing holds a bulk copy back behind them: `read` is 0, and
  * computed from what the last loads from this stage returned. */
-template <bool DOWN>
+template <bool DOWN, bool FEW>
 __device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct kernel_forward &f, const struct decode_block &b,
                                           uint32_t ring, uint32_t bars, int stage, uint32_t read)
 {
@@ -106,7 +217,10 @@ __device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct 
         if (threadIdx.x % 32 == 0) {
             uint32_t bar = bars + 8 * stage;
             barrier_expect(bar, CUDA_BLOCK_BYTES | read);
-            bulk_copy(ring + stage * CUDA_BLOCK_BYTES, c->next, CUDA_BLOCK_BYTES, bar);
+            if (FEW)
+                bulk_copy_once(ring + stage * CUDA_BLOCK_BYTES, c->next, CUDA_BLOCK_BYTES, bar);
+            else
+                bulk_copy(ring + stage * CUDA_BLOCK_BYTES, c->next, CUDA_BLOCK_BYTES, bar);
         }
 #else
 #pragma unroll
@@ -116,7 +230,7 @@ __device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct 
 #endif
         c->next += CUDA_STRIP_BYTES;
         if (--c->left == 0)
-            cursor_set<DOWN>(c, f, b, c->item + b.teams);
+            cursor_set<DOWN, FEW>(c, f, b, c->item + b.teams);
     }
 #if CUDA_PORTABLE
     copy_async_commit();
@@ -151,7 +265,8 @@ template <int NT> __device__ __forceinline__ void team_add(float (&acc)[NT][4], 
 {
     if (b.split == 1)
         return;
-    constexpr bool WHOLE = NT * 8 == DECODE_CHUNK;
+    constexpr int SUM_WARP = decode_sizes<false>::SUM_WARP;
+    constexpr bool WHOLE = NT * 8 == decode_sizes<false>::CHUNK;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float4 *sum = decode_sums() + (WHOLE ? 0 : round % 2 * (SUM_WARP / 2)) + lane;
     if (WHOLE)
@@ -175,6 +290,33 @@ template <int NT> __device__ __forceinline__ void team_add(float (&acc)[NT][4], 
     if (WHOLE)
         team_sync(b);
 }
+
+/* The same where a warp has space for what the others give it, and they go on when they have given. Each comes to a pair of its own, for
+ * which it waits for all others, before it gives anyone more than that one has read. */
+__device__ __forceinline__ void team_give(float (&acc)[1][4], const struct decode_block &b, bool mine, int round, uint32_t given)
+{
+    if (b.split == 1)
+        return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp & (b.split - 1), to = warp - part + (round & (b.split - 1));
+    float4 *const sum = decode_sums() + to * decode_sizes<true>::SUM_WARP + lane;
+    const float4 own = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
+    if (!mine) {
+        sum[part * 32] = own;
+        __syncwarp();
+        if (lane == 0)
+            barrier_arrive(given + 8 * to);
+        return;
+    }
+    barrier_wait(given + 8 * to, round >> b.shift & 1);
+    float4 v = part == 0 ? own : sum[0];
+    for (int r = 1; r < b.split; r++) {
+        const float4 more = r == part ? own : sum[r * 32];
+        v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
+    }
+    acc[0][0] = v.x, acc[0][1] = v.y, acc[0][2] = v.z, acc[0][3] = v.w;
+}
+
+/* ---- adapters ------------------------------------------------------------------------------------------ */
 
 /* 16 ranks of a row of B or s from k on, 4 a thread: 2 in lo, 2 in hi; a last half step of 8 has 2 a thread. */
 struct decode_quad {
@@ -215,11 +357,42 @@ template <int NT> struct decode_step {
     struct decode_quad s[2][NT]; /* of rows g of the chunk's eights; zeros for rows outside the run */
 };
 
-/* acc += B s for every run of adapted rows. With few rows the loads of a step are under way while the one before is computed; with
- * more there are no registers for that, and other warps fill the time. */
-template <typename OP, bool DOWN, int NT>
-__device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct kernel_forward &f, const struct decode_chunk &chunk,
-                                            int group)
+/* Which step. */
+struct decode_place {
+    unsigned left, run; /* rows: of the runs to come, of this one */
+    const uint8_t *b0, *b1;
+    int r0, r1, k;
+};
+
+template <bool DOWN> __device__ __forceinline__ struct decode_place place_begin(const struct decode_chunk &chunk)
+{
+    struct decode_place p = {};
+    p.left = __ballot_sync(~0u, chunk.adapter >= 0 && (chunk.rank[0] > 0 || (!DOWN && chunk.rank[1] > 0)));
+    return p;
+}
+
+/* On to the next 16 ranks, or to the next run; false: there is none. */
+template <bool DOWN> __device__ __forceinline__ bool place_next(struct decode_place *p, const struct decode_chunk &chunk)
+{
+    p->k += 16;
+    if (p->k < max(p->r0, p->r1))
+        return true;
+    if (!p->left)
+        return false;
+    const int lead = __ffs(p->left) - 1, adapter = __shfl_sync(~0u, chunk.adapter, lead);
+    p->run = __ballot_sync(~0u, chunk.adapter == adapter);
+    p->left &= ~p->run;
+    p->b0 = (const uint8_t *)__shfl_sync(~0u, chunk.b[0], lead);
+    p->r0 = __shfl_sync(~0u, chunk.rank[0], lead);
+    p->b1 = DOWN ? p->b0 : (const uint8_t *)__shfl_sync(~0u, chunk.b[1], lead);
+    p->r1 = DOWN ? p->r0 : __shfl_sync(~0u, chunk.rank[1], lead);
+    p->k = 0;
+    return true;
+}
+
+template <bool DOWN, int NT>
+__device__ __forceinline__ void step_load(struct decode_step<NT> *step, const struct kernel_forward &f, const struct decode_chunk &chunk,
+                                          int group, const struct decode_place &p)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const size_t stride = (size_t)f.lora.max_rank * 2;
@@ -227,69 +400,67 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
               row1 = DOWN ? row0 + 1 : row0;
     const uint8_t *s0 = (const uint8_t *)(DOWN ? f.s_down : f.s_gate) + (chunk.begin + g) * stride;
     const uint8_t *s1 = (const uint8_t *)f.s_up + (chunk.begin + g) * stride;
-    unsigned left = __ballot_sync(~0u, chunk.adapter >= 0 && (chunk.rank[0] > 0 || (!DOWN && chunk.rank[1] > 0))), run = 0;
-    const uint8_t *b0 = NULL, *b1 = NULL;
-    int r0 = 0, r1 = 0, k = 0;
-    constexpr bool AHEAD = NT == 1;
-    struct decode_step<NT> now, next;
-    bool have = false;
-    for (;;) {
-        /* On to the next 16 ranks, or to the next run. */
-        k += 16;
-        bool more = k < max(r0, r1);
-        if (!more && left) {
-            const int lead = __ffs(left) - 1, adapter = __shfl_sync(~0u, chunk.adapter, lead);
-            run = __ballot_sync(~0u, chunk.adapter == adapter);
-            left &= ~run;
-            b0 = (const uint8_t *)__shfl_sync(~0u, chunk.b[0], lead);
-            r0 = __shfl_sync(~0u, chunk.rank[0], lead);
-            b1 = DOWN ? b0 : (const uint8_t *)__shfl_sync(~0u, chunk.b[1], lead);
-            r1 = DOWN ? r0 : __shfl_sync(~0u, chunk.rank[1], lead);
-            k = 0;
-            more = true;
-        }
-        if (more) {
-            next.a[0] = load_quad_b(b0, b_rows, row0, k, r0, t);
-            next.a[1] = load_quad_b(b1, b_rows, row1, k, r1, t);
+    step->a[0] = load_quad_b(p.b0, b_rows, row0, p.k, p.r0, t);
+    step->a[1] = load_quad_b(p.b1, b_rows, row1, p.k, p.r1, t);
 #pragma unroll
-            for (int j = 0; j < NT; j++) {
-                const bool in_run = run >> (j * 8 + g) & 1;
-                next.s[0][j] = load_quad(s0 + j * 8 * stride, k, in_run ? r0 : 0, t);
-                if (!DOWN)
-                    next.s[1][j] = load_quad(s1 + j * 8 * stride, k, in_run ? r1 : 0, t);
-            }
-        }
-        if (!AHEAD && more) {
-            now = next;
-            have = true;
-        }
-        if (have) {
+    for (int j = 0; j < NT; j++) {
+        const bool in_run = p.run >> (j * 8 + g) & 1;
+        step->s[0][j] = load_quad(s0 + j * 8 * stride, p.k, in_run ? p.r0 : 0, t);
+        if (!DOWN)
+            step->s[1][j] = load_quad(s1 + j * 8 * stride, p.k, in_run ? p.r1 : 0, t);
+    }
+}
+
+template <typename OP, bool DOWN, int NT> __device__ __forceinline__ void step_add(float (&acc)[NT][4], const struct decode_step<NT> &step)
+{
 #pragma unroll
-            for (int j = 0; j < NT; j++) {
-                if (DOWN) {
-                    mma_16816<OP>(acc[j], now.a[0].lo, now.a[1].lo, now.a[0].hi, now.a[1].hi, now.s[0][j].lo, now.s[0][j].hi);
-                } else {
-                    /* 8 ranks of both in one: gate's rows and s in the lower half of k, up's in the upper. */
-                    mma_16816<OP>(acc[j], now.a[0].lo, 0, 0, now.a[1].lo, now.s[0][j].lo, now.s[1][j].lo);
-                    mma_16816<OP>(acc[j], now.a[0].hi, 0, 0, now.a[1].hi, now.s[0][j].hi, now.s[1][j].hi);
-                }
-            }
-        }
-        if (!more)
-            break;
-        if (AHEAD) {
-            now = next;
-            have = true;
+    for (int j = 0; j < NT; j++) {
+        if (DOWN) {
+            mma_16816<OP>(acc[j], step.a[0].lo, step.a[1].lo, step.a[0].hi, step.a[1].hi, step.s[0][j].lo, step.s[0][j].hi);
         } else {
-            have = false;
+            /* 8 ranks of both in one: gate's rows and s in the lower half of k, up's in the upper. */
+            mma_16816<OP>(acc[j], step.a[0].lo, 0, 0, step.a[1].lo, step.s[0][j].lo, step.s[1][j].lo);
+            mma_16816<OP>(acc[j], step.a[0].hi, 0, 0, step.a[1].hi, step.s[0][j].hi, step.s[1][j].hi);
         }
     }
 }
 
-template <typename OP, bool DOWN, bool LORA, bool TEAM, int NT>
+/* acc += B s for every run of adapted rows. In chunks of up to 8 rows the loads of a step are under way while the one before is computed;
+ * with more there are no registers for that, and other warps fill the time. EARLY: *now is the first step already. */
+template <typename OP, bool DOWN, bool EARLY, int NT>
+__device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct kernel_forward &f, const struct decode_chunk &chunk,
+                                            int group, struct decode_step<NT> *now)
+{
+    struct decode_place p = place_begin<DOWN>(chunk);
+    if (NT > 1) {
+        while (place_next<DOWN>(&p, chunk)) {
+            step_load<DOWN, NT>(now, f, chunk, group, p);
+            step_add<OP, DOWN, NT>(acc, *now);
+        }
+        return;
+    }
+    if (!place_next<DOWN>(&p, chunk))
+        return;
+    if (!EARLY)
+        step_load<DOWN, NT>(now, f, chunk, group, p);
+    for (;;) {
+        struct decode_step<NT> next;
+        const bool more = place_next<DOWN>(&p, chunk);
+        if (more)
+            step_load<DOWN, NT>(&next, f, chunk, group, p);
+        step_add<OP, DOWN, NT>(acc, *now);
+        if (!more)
+            return;
+        *now = next;
+    }
+}
+
+/* ---- pairs --------------------------------------------------------------------------------------------- */
+
+template <typename OP, bool DOWN, bool LORA, bool TEAM, bool FEW, int NT>
 __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, const struct decode_block &b, struct decode_cursor *fill,
                                             struct decode_chunk *chunk, int group, bool fresh, int round, uint32_t ring, uint32_t bars,
-                                            uint32_t *turn)
+                                            uint32_t given, struct ring_cursor *turn)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, expert = chunk->expert, begin = chunk->begin, count = chunk->count;
     const size_t ldx = DOWN ? f.dims.inter_pad : f.dims.hidden_pad;
@@ -312,6 +483,9 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
     for (int i = 0; i < AHEAD * 2 * NT; i++)
         next[i / NT / 2][i / NT % 2][i % NT] = load_x(i % NT, i / NT / 2, i / NT % 2);
     const bool mine = (threadIdx.x / 32 & (b.split - 1)) == (round & (b.split - 1)); /* this warp ends the pair */
+    constexpr bool EARLY = LORA && FEW;
+    struct decode_step<NT> step; /* a fold's first */
+    const int early = fresh ? min(2, b.range - 1) : 0; /* where its addresses are there */
     for (int k = 0; k < b.range; k++) {
         if (LORA && fresh && k == (b.range > 1)) {
             /* The adapter has come by now, and its addresses will have by the end. */
@@ -324,8 +498,13 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
                 chunk->rank[i] = entry->a ? entry->rank : 0;
             }
         }
-        int stage = *turn % RING;
-        ring_wait(bars, stage, *turn / RING & 1);
+        if (EARLY && mine && k == early) {
+            struct decode_place p = place_begin<DOWN>(*chunk);
+            if (place_next<DOWN>(&p, *chunk))
+                step_load<DOWN, NT>(&step, f, *chunk, group, p);
+        }
+        const int stage = turn->stage;
+        ring_wait(bars, stage, turn->phase);
         uint32_t row = ring + stage * CUDA_BLOCK_BYTES + g * 128;
         uint4 lo[2], hi[2];
 #pragma unroll
@@ -337,8 +516,8 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         /* No model has so many experts, but the compiler doesn't know. */
         const uint32_t read = (lo[0].x ^ hi[0].x ^ lo[1].x ^ hi[1].x) & (uint32_t)f.dims.experts >> 30;
         __syncwarp();
-        ring_fill<DOWN>(fill, f, b, ring, bars, stage, read);
-        ++*turn;
+        ring_fill<DOWN, FEW>(fill, f, b, ring, bars, stage, read);
+        ring_next<RING>(turn);
 #pragma unroll
         for (int p = 0; p < 2; p++) {
 #pragma unroll
@@ -355,7 +534,7 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         }
         if (!TEAM && k + 1 == b.range * cut >> b.cuts) {
             /* The end of a range: sums as a team's are. Each lane keeps its own in shared memory, for want of registers. */
-            float4 *own = decode_sums() + threadIdx.x / 32 * SUM_WARP + lane;
+            float4 *own = decode_sums() + threadIdx.x / 32 * decode_sizes<FEW>::SUM_WARP + lane;
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 if (cut > 1) {
@@ -371,12 +550,14 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         }
     }
 
-    if (TEAM)
+    if constexpr (FEW && TEAM)
+        team_give(acc, b, mine, round, given);
+    else if (TEAM)
         team_add<NT>(acc, b, mine, round);
     if (!mine)
         return;
     if (LORA)
-        decode_fold<OP, DOWN, NT>(acc, f, *chunk, group);
+        decode_fold<OP, DOWN, EARLY, NT>(acc, f, *chunk, group, &step);
 
     if (DOWN) {
         int c = group * 16 + 2 * g;
@@ -412,18 +593,34 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
 }
 
 /* TEAM: warps make teams. */
-template <typename OP, bool DOWN, bool LORA, bool TEAM>
+template <typename OP, bool DOWN, bool LORA, bool TEAM, bool FEW>
 __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_constant__ struct kernel_forward f, int shift)
 {
-    __shared__ __align__(8) uint64_t barrier[DECODE_WARPS][RING];
+    __shared__ __align__(8) uint64_t barrier[DECODE_WARPS][RING], give[FEW ? DECODE_WARPS : 1];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, experts = f.dims.experts, groups = decode_groups<DOWN>(f.dims),
               blocks = decode_blocks<DOWN>(f.dims);
-    uint32_t ring = smem_address(shared) + warp * RING * CUDA_BLOCK_BYTES, bars = smem_address(barrier[warp]);
-    int *const offset = decode_offset(), *const first = decode_first(experts);
-    ring_init(bars);
-    offsets_fill(offset, f, CUDA_PORTABLE || DOWN || LORA);
-    const unsigned pairs = (unsigned)chunks_scan(offset, first, experts, DECODE_CHUNK) * groups, each = pairs / gridDim.x,
-                   rest = pairs - each * gridDim.x;
+    const uint32_t ring = smem_address(shared) + warp * RING * CUDA_BLOCK_BYTES, bars = smem_address(barrier[warp]),
+                   given = smem_address(give);
+    struct few_slot slot = {FEW_NONE};
+    int chunks, adapter = -1;
+    if (FEW) {
+        const bool there = threadIdx.x < f.batch.slots;
+        if (there) {
+            slot.expert = (uint32_t)__ldcg(f.batch.slot_expert + threadIdx.x); /* -1 is FEW_NONE */
+            slot.row = __ldcg(f.batch.slot_row + threadIdx.x);
+        }
+        ring_init(bars);
+        if (lane == 0)
+            barrier_init(given + 8 * warp, max((1 << shift) - 1, 1));
+        chunks = few_chunks(f, slot);
+        if (LORA && there)
+            adapter = __ldcg(&f.batch.row[slot.row].adapter);
+    } else {
+        ring_init(bars);
+        offsets_fill(decode_offset(), f, CUDA_PORTABLE || DOWN || LORA);
+        chunks = chunks_scan(decode_offset(), decode_first(experts), experts, decode_sizes<FEW>::CHUNK);
+    }
+    const unsigned pairs = (unsigned)chunks * groups, each = pairs / gridDim.x, rest = pairs - each * gridDim.x;
 
     struct decode_block b;
     b.shift = TEAM ? shift : 0;
@@ -438,42 +635,53 @@ __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_
 
     struct decode_cursor fill;
     fill.chunk = -1;
-    if (LORA)
+    if (LORA && !FEW)
         launch_begin();
-    cursor_set<DOWN>(&fill, f, b, item);
+    cursor_set<DOWN, FEW>(&fill, f, b, item);
+    constexpr int TIMES = FEW ? 1 : RING; /* code that runs once comes from memory */
+#pragma unroll(TIMES)
     for (int i = 0; i < RING; i++)
-        ring_fill<DOWN>(&fill, f, b, ring, bars, i, 0);
-    if (!LORA)
+        ring_fill<DOWN, FEW>(&fill, f, b, ring, bars, i, 0);
+    if (LORA && FEW)
+        few_order(f, slot, adapter);
+    if (!LORA || FEW)
         launch_begin();
     struct decode_chunk chunk = {};
     chunk.number = -1;
-    uint32_t turn = 0;
+    struct ring_cursor turn = {};
     for (int round = 0; item < b.end; item += b.teams, round++) {
         const int v = item / groups, group = item - v * groups;
         const bool fresh = v != chunk.number;
         if (fresh) {
+            const struct decode_rows c = chunk_rows<FEW>(f, v);
+            const int at = c.begin + min(lane, c.count - 1);
             chunk.number = v;
-            chunk.expert = chunks_find(first, experts, v);
-            chunk.begin = offset[chunk.expert] + (v - first[chunk.expert]) * DECODE_CHUNK;
-            chunk.count = min(DECODE_CHUNK, offset[chunk.expert + 1] - chunk.begin);
+            chunk.expert = c.expert;
+            chunk.begin = c.begin;
+            chunk.count = c.count;
             if (LORA || !DOWN)
-                chunk.row = f.batch.slot_row[f.routing.order[chunk.begin + min(lane, chunk.count - 1)]];
+                chunk.row = FEW ? few_table()->row_at[at] : f.batch.slot_row[f.routing.order[at]];
             if (LORA)
-                chunk.adapter = f.batch.row[chunk.row].adapter;
+                chunk.adapter = FEW ? few_table()->adapter_at[at] : f.batch.row[chunk.row].adapter;
         }
-        if (chunk.count <= 8)
-            decode_pair<OP, DOWN, LORA, TEAM, 1>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
+        if constexpr (FEW)
+            decode_pair<OP, DOWN, LORA, TEAM, FEW, 1>(f, b, &fill, &chunk, group, fresh, round, ring, bars, given, &turn);
+        else if (chunk.count <= 8)
+            decode_pair<OP, DOWN, LORA, TEAM, FEW, 1>(f, b, &fill, &chunk, group, fresh, round, ring, bars, given, &turn);
         else if (chunk.count <= 16)
-            decode_pair<OP, DOWN, LORA, TEAM, 2>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
+            decode_pair<OP, DOWN, LORA, TEAM, FEW, 2>(f, b, &fill, &chunk, group, fresh, round, ring, bars, given, &turn);
         else
-            decode_pair<OP, DOWN, LORA, TEAM, 4>(f, b, &fill, &chunk, group, fresh, round, ring, bars, &turn);
+            decode_pair<OP, DOWN, LORA, TEAM, FEW, 4>(f, b, &fill, &chunk, group, fresh, round, ring, bars, given, &turn);
     }
 #if CUDA_PORTABLE
     copy_async_wait<0>();
 #endif
 }
 
-static size_t decode_shared(int experts) { return RING_BYTES + SUM_BYTES + 8 * ((size_t)experts + 1); }
+template <bool FEW> static size_t decode_shared(int experts)
+{
+    return RING_BYTES + decode_sizes<FEW>::SUM_BYTES + (FEW ? sizeof(struct decode_table) : 8 * ((size_t)experts + 1));
+}
 
 #if !CUDA_PORTABLE
 #define DECODE_NAME(n) n##_sm90
@@ -490,20 +698,27 @@ static int decode_shift(int blocks)
     return shift;
 }
 
-template <typename OP, bool DOWN> static cudaError_t decode_launch(struct kernel_stream *stream, const struct kernel_forward *f)
+template <typename OP, bool DOWN, bool FEW> static cudaError_t decode_launch(struct kernel_stream *stream, const struct kernel_forward *f)
 {
-    const int blocks = (DOWN ? f->dims.inter_pad : f->dims.hidden_pad) / CUDA_BLOCK_K, shift = decode_shift(blocks);
-    const int64_t pairs = (int64_t)f->batch.slots * (DOWN ? f->dims.hidden_pad / 16 : f->dims.inter_pad / 8); /* at most */
-    const bool team = blocks >> shift >= DECODE_TEAM_RANGE && pairs * DECODE_TEAM_WARPS <= 2 * stream->processors * DECODE_WARPS;
-    void (*kernel)(struct kernel_forward, int) = decode_kernel<OP, DOWN, false, true>;
-    if (f->lora.entry)
-        kernel = team ? decode_kernel<OP, DOWN, true, true> : decode_kernel<OP, DOWN, true, false>;
-    return launch(stream, kernel, dim3(2 * stream->processors), dim3(DECODE_THREADS), decode_shared(f->dims.experts), *f, shift);
+    const int shift = decode_shift((DOWN ? f->dims.inter_pad : f->dims.hidden_pad) / CUDA_BLOCK_K);
+    const int64_t most = (int64_t)f->batch.slots * (DOWN ? f->dims.hidden_pad / 16 : f->dims.inter_pad / 8); /* pairs */
+    void (*kernel)(struct kernel_forward, int) = decode_kernel<OP, DOWN, false, true, FEW>;
+    if (f->lora.entry) {
+        kernel = decode_kernel<OP, DOWN, true, false, FEW>;
+        if constexpr (FEW)
+            if (most * DECODE_TEAM_WARPS <= 2 * stream->processors * DECODE_WARPS)
+                kernel = decode_kernel<OP, DOWN, true, true, FEW>;
+    }
+    return launch(stream, kernel, dim3(2 * stream->processors), dim3(DECODE_THREADS), decode_shared<FEW>(f->dims.experts), *f, shift);
 }
 
 template <typename OP> static cudaError_t decode_any(struct kernel_stream *stream, const struct kernel_forward *f, bool down)
 {
-    return down ? decode_launch<OP, true>(stream, f) : decode_launch<OP, false>(stream, f);
+#if !CUDA_PORTABLE
+    if (cuda_few(f))
+        return down ? decode_launch<OP, true, true>(stream, f) : decode_launch<OP, false, true>(stream, f);
+#endif
+    return down ? decode_launch<OP, true, false>(stream, f) : decode_launch<OP, false, false>(stream, f);
 }
 
 cudaError_t DECODE_NAME(cuda_decode)(struct kernel_stream *stream, const struct kernel_forward *f, bool down)
@@ -511,13 +726,23 @@ cudaError_t DECODE_NAME(cuda_decode)(struct kernel_stream *stream, const struct 
     return f->dims.op == DTYPE_BF16 ? decode_any<__nv_bfloat16>(stream, f, down) : decode_any<__half>(stream, f, down);
 }
 
+template <typename OP, bool DOWN, bool FEW> static cudaError_t decode_load_sizes()
+{
+    const size_t shared = decode_shared<FEW>(KERNEL_MAX_EXPERTS);
+    cudaError_t e = load(decode_kernel<OP, DOWN, false, true, FEW>, shared);
+    if constexpr (FEW)
+        e = e == cudaSuccess ? load(decode_kernel<OP, DOWN, true, true, FEW>, shared) : e;
+    return e == cudaSuccess ? load(decode_kernel<OP, DOWN, true, false, FEW>, shared) : e;
+}
+
 template <typename OP, bool DOWN> static cudaError_t decode_load()
 {
-    size_t shared = decode_shared(KERNEL_MAX_EXPERTS);
-    cudaError_t e = load(decode_kernel<OP, DOWN, false, true>, shared);
+    cudaError_t e = decode_load_sizes<OP, DOWN, false>();
+#if !CUDA_PORTABLE
     if (e == cudaSuccess)
-        e = load(decode_kernel<OP, DOWN, true, true>, shared);
-    return e == cudaSuccess ? load(decode_kernel<OP, DOWN, true, false>, shared) : e;
+        e = decode_load_sizes<OP, DOWN, true>();
+#endif
+    return e;
 }
 
 cudaError_t DECODE_NAME(cuda_load_decode)(void)

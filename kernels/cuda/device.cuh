@@ -89,8 +89,9 @@ __device__ __forceinline__ uint32_t smem_address(const void *p) { return (uint32
  * is complete and its writes can be seen. The rules:
  *  - every kernel calls launch_wait before its first write to global memory, and before it ends if it writes none. So launches
  *    complete in order, and a buffer is written when all who read or wrote it before are done.
- *  - every kernel but enter and route's small one calls launch_release after its own launch_wait. So when launch n begins, launch
- *    n - 2 and all before it are complete, and n may read what they wrote before its own launch_wait; what n - 1 writes needs it.
+ *  - every kernel but enter, route's small one and shrink for batches of few rows (cuda_few) calls launch_release after its own
+ *    launch_wait. So when launch n begins, launch n - 2 and all before it are complete, and n may read what they wrote before its own
+ *    launch_wait; what n - 1 writes needs it. Behind those three, n reads nothing that a launch has written before it.
  *  - a batch's arrays, weights and adapters are written by copies, on which launches depend in full: they may always be read.
  * What is read before launch_wait, other than these three, is read past the first-level cache (__ldcg). */
 __device__ __forceinline__ void launch_wait() { grid_wait(); }

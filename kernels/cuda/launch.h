@@ -35,6 +35,14 @@ extern "C" {
 #define CUDA_ROUTE_SMALL 1024
 #define CUDA_ROUTE_BLOCK 1024
 
+/* Batches for which every block of decode's products finds out for itself what it needs of routing: up to so many rows and slots. */
+#define CUDA_FEW_ROWS 8
+#define CUDA_FEW_SLOTS 256
+static inline bool cuda_few(const struct kernel_forward *f)
+{
+    return f->path == KERNEL_DECODE && f->batch.rows <= CUDA_FEW_ROWS && f->batch.slots <= CUDA_FEW_SLOTS;
+}
+
 struct kernel_stream {
     cudaStream_t stream;
     int device;

@@ -155,6 +155,16 @@ __device__ __forceinline__ void bulk_copy(uint32_t dst, const void *src, uint32_
                  : "memory");
 }
 
+/* The same of what nobody reads again soon: the first to leave the second-level cache. */
+__device__ __forceinline__ void bulk_copy_once(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar), "l"(policy)
+                 : "memory");
+}
+
 /* What comes before it of accesses to shared memory through the generic proxy, the thread's own and others' that a barrier has put
  * there, comes before the accesses through the async proxy that follow. sm_90. */
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -9,6 +9,7 @@
  *
  * Up to SHRINK_FEW slots most segments are one position. Then a block takes a slot and a tile of 16 ranks, with the same
  * instructions in the same order: which A it needs follows from the batch alone, so it is fetched while routing is still under way.
+ * Where the products, too, find out for themselves (cuda_few), they may begin at once.
  * On an H200, shape and rank 16 as in shrink_sm90.cu, in us of shrink_gate_up + shrink_down: T = 1 1.9 + 1.7, 8 4.8 + 2.6, 15 8.0 + 3.2.
  */
 #include "kernels/cuda/device.cuh"
@@ -182,8 +183,15 @@ __device__ __forceinline__ uint4 load_16(const void *p) { return __ldcg(reinterp
 
 /* Block (slot, tile): gate's tiles (down's), then up's, in turn. */
 template <typename OP, bool DOWN>
-__global__ void __launch_bounds__(SHRINK_THREADS, 2) shrink_few_kernel(const __grid_constant__ struct kernel_forward f)
+__global__ void __launch_bounds__(SHRINK_THREADS, 2) shrink_few_kernel(const __grid_constant__ struct kernel_forward f, bool early)
 {
+    if (early)
+        launch_release();
+    auto begin = [&] {
+        launch_wait();
+        if (!early)
+            launch_release();
+    };
     __shared__ float partial[2][SHRINK_WARPS][16];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, slot = blockIdx.x;
     const size_t ldx = DOWN ? f.dims.inter_pad : f.dims.hidden_pad;
@@ -220,7 +228,7 @@ __global__ void __launch_bounds__(SHRINK_THREADS, 2) shrink_few_kernel(const __g
                 }
             }
             if (!waited) {
-                launch_begin();
+                begin();
                 position = __ldcg(f.routing.position + slot);
                 waited = true;
             }
@@ -243,7 +251,7 @@ __global__ void __launch_bounds__(SHRINK_THREADS, 2) shrink_few_kernel(const __g
             }
         }
         if (!waited) { /* a warp without any k */
-            launch_begin();
+            begin();
             position = __ldcg(f.routing.position + slot);
             waited = true;
         }
@@ -269,14 +277,15 @@ __global__ void __launch_bounds__(SHRINK_THREADS, 2) shrink_few_kernel(const __g
         }
     }
     if (!waited)
-        launch_begin();
+        begin();
 }
 
 template <typename OP, bool DOWN> static cudaError_t shrink_launch(struct kernel_stream *stream, const struct kernel_forward *f)
 {
     if (f->batch.slots <= SHRINK_FEW) {
         const int tiles = (f->lora.max_rank + 15) / 16, each = tiles < 4 ? tiles : 4;
-        return launch(stream, shrink_few_kernel<OP, DOWN>, dim3(f->batch.slots, DOWN ? each : 2 * each), dim3(SHRINK_THREADS), 0, *f);
+        return launch(stream, shrink_few_kernel<OP, DOWN>, dim3(f->batch.slots, DOWN ? each : 2 * each), dim3(SHRINK_THREADS), 0, *f,
+                      cuda_few(f));
     }
     int64_t most = (int64_t)f->batch.slots + (f->batch.slots + SHRINK_ROWS - 1) / SHRINK_ROWS, grid = 4 * (int64_t)stream->processors;
     return launch(stream, shrink_kernel<OP, DOWN>, dim3((unsigned)(most < grid ? most : grid)), dim3(SHRINK_THREADS), 0, *f);

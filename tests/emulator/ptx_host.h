@@ -63,6 +63,10 @@ __device__ __forceinline__ void bulk_copy(uint32_t dst, const void *src, uint32_
 {
     emulator_bulk_copy(dst, src, bytes, bar);
 }
+__device__ __forceinline__ void bulk_copy_once(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    emulator_bulk_copy(dst, src, bytes, bar);
+}
 __device__ __forceinline__ void fence_async_proxy() { emulator_fence_proxy(); }
 __device__ __forceinline__ void prefetch_l2(const void *p) {}
 

@@ -17,9 +17,10 @@
  * positions of a tile past the unit's are whatever shared memory holds, and are never stored: no output depends on another's.
  *
  * Times of an H200, E 64, K 8, H 2048, I 1024, in us, of shrink_gate_up + shrink_down (expert-bench kernel --steps). 8 adapters of
- * rank 16: T = 32 9 + 4, 128 19 + 6, 512 23 + 10, 2048 36 + 17, 8192 79 + 77. 32 of rank 64: T = 128 102 + 26, 512 216 + 55, 2048 268 + 54. Before, by
- * wgmma of 64 ranks, all consumers at each stage: 15 + 4, 22 + 8, 27 + 13, 52 + 20, 124; 108 + 26, 228 + 57, 276 + 71. Eight warps that multiply were
- * slower than four.
+ * rank 16: T = 32 9 + 4, 128 19 + 7, 512 23 + 9, 2048 36 + 7 to 28, 8192 79. 32 of rank 64: T = 128 103 + 26, 512 220 + 56, 2048 273 + 38.
+ * With 44 blocks of 8 x 16, what one of them draws: T = 32 14, 128 27, 512 35 for gate and up, about 60 bytes a ns each. Before, by
+ * wgmma of 64 ranks, all consumers at each stage: 15 + 4, 22 + 8, 27 + 13, 52 + 20, 124; 108 + 26, 228 + 57, 276 + 71. What did not pay:
+ * eight warps that multiply; gate and up apart for short segments.
  */
 #include "kernels/cuda/pipeline.cuh"
 
@@ -179,8 +180,6 @@ template <bool DOWN> __device__ __forceinline__ void shrink_list(const struct ke
     int before = 0, want = blockIdx.x, shift = -1;
     for (int i = 0; i < segments; i += 32 * LIST_EACH) {
         const struct shrink_segments now = next;
-        if (i + 32 * LIST_EACH < segments)
-            segments_load(f, &next, i + 32 * LIST_EACH);
         int units[LIST_EACH], sum = 0;
 #pragma unroll
         for (int j = 0; j < LIST_EACH; j++) {
@@ -190,6 +189,7 @@ template <bool DOWN> __device__ __forceinline__ void shrink_list(const struct ke
         }
         const int inclusive = warp_sum_inclusive(sum, lane);
         const int total = __shfl_sync(~0u, inclusive, 31), first = before + inclusive - sum;
+        bool loaded = false; /* the next segments: while the first entries come */
         while (want < before + total) {
             /* Up to 32 of this block's units, one a lane, so that their entries are fetched together. */
             struct shrink_segment mine = {};
@@ -224,12 +224,15 @@ template <bool DOWN> __device__ __forceinline__ void shrink_list(const struct ke
             struct shrink_entry e1 = {};
             if (!DOWN)
                 e1 = entry_at(f, mine, real, KERNEL_UP);
+            if (!loaded && i + 32 * LIST_EACH < segments)
+                segments_load(f, &next, i + 32 * LIST_EACH);
+            loaded = true;
             const int rank1 = e0.a == e1.a ? 0 : e1.rank, part = local & (c.parts - 1);
             const int base = part ? e0.rank : 0, limit = part || c.parts == 1 ? e0.rank + rank1 : e0.rank;
             const int begin = mine.begin + ((local >> (c.parts - 1)) << c.shift), count = min(c.most, mine.end - begin);
             const int fit = count <= 32 ? SHRINK_RANKS : SHRINK_RANKS / 2; /* ranks whose sums fit into registers */
             if (shift < 0) {
-                /* The first units' ranks decide into how many stages the ring is cut. Where later ones have more, they are done in parts. */
+                /* The first units' ranks decide into how many stages the ring is cut. Later ones with more are done in parts. */
                 const int largest = __reduce_max_sync(~0u, real ? max(16, min(limit - base, fit)) : 16);
                 shift = LEAST_SHIFT;
                 while (shift < MOST_SHIFT && (largest + c.most) * STAGE_ROW <= RING_BYTES >> (shift + 1))
@@ -251,6 +254,8 @@ template <bool DOWN> __device__ __forceinline__ void shrink_list(const struct ke
             }
         }
         before += total;
+        if (!loaded && i + 32 * LIST_EACH < segments)
+            segments_load(f, &next, i + 32 * LIST_EACH);
     }
     /* One end for each of the warps that look up rows. */
     for (int i = 0; i < ROWS_WARPS; i++) {
@@ -331,26 +336,28 @@ __device__ __forceinline__ void shrink_stream_a(struct shrink_shared *s, uint32_
         if (u->count == 0)
             return;
         const struct shrink_ring ring = shrink_ring_of(u, base);
-        const int step = 1 << (ring.shift - LEAST_SHIFT);
+        const int step = 2 << (ring.shift - LEAST_SHIFT);
         const uint32_t rows = u->rows[second], pitch = u->pitch[second], all = u->rows[0] + u->rows[1];
         const bool whole = pitch == rows * 128, mine = ahead < step && rows > 0 && (b == 0 || !whole);
         const uint8_t *from = u->a[second] + (size_t)(ahead * STAGE_BLOCKS + b) * pitch;
         const uint32_t to = ring.base + (second ? u->rows[0] * STAGE_ROW : 0) + b * rows * 128;
 #pragma unroll 1
-        for (int j = 0; j < stages; j += step, number += step, from += (size_t)(step * STAGE_BLOCKS) * pitch) {
+        for (int j = 0; j < stages; j += step, from += (size_t)(step * STAGE_BLOCKS) * pitch) {
             const int n = shrink_stage_blocks(blocks, j + ahead);
+            const bool here = ahead < step && j + ahead < stages;
             const uint32_t slot = (number + ahead) & ring.mask, full = smem_address(&s->full[slot]);
             /* All lanes are past the wait before one arrives: a lane that came late could sleep through two phases. */
-            if (ahead < step)
+            if (here)
                 barrier_wait(smem_address(&s->empty[slot]), ((number + ahead) >> ring.shift & 1) ^ 1);
             __syncwarp();
             /* Where another unit's rows of x lay, by the generic proxy. */
             fence_async_proxy();
-            if (ahead < step && second + b == 0)
+            if (here && second + b == 0)
                 barrier_expect(full, all * 128 * n);
             __syncwarp();
             if (mine && b < n)
                 bulk_copy(to + slot * ring.bytes, from, rows * 128 * (whole ? n : 1), full);
+            number += min(step, stages - j);
         }
         __syncwarp();
         if (lane == 0)
@@ -390,19 +397,22 @@ __device__ __forceinline__ void shrink_stream_v(const struct kernel_forward &f, 
             const int limit = b < shrink_stage_blocks(blocks, j) ? count - half : 0;
             uint32_t at = to + slot * ring.bytes;
             barrier_wait(smem_address(&s->empty[slot]), ((number + j) >> ring.shift & 1) ^ 1);
+            int r = 0;
 #pragma unroll 1
-            for (int r = 0; r < limit; r += 8, at += 1024) {
+            for (; r + 6 < limit; r += 8, at += 1024) {
                 const uint8_t *row[4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int p = min(r + 2 * i, limit - 1) + half;
-                    row[i] = from + (DOWN ? (size_t)(begin + p) * ld : (size_t)u->row[p] * 16);
-                }
+                for (int i = 0; i < 4; i++)
+                    row[i] = from + (DOWN ? (size_t)(begin + r + half + 2 * i) * ld : (size_t)u->row[r + half + 2 * i] * 16);
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    if (r + 2 * i < limit)
-                        copy_async_16(at + swizzled[i], row[i], true);
+                    copy_async_16(at + swizzled[i], row[i], true);
             }
+#pragma unroll
+            for (int i = 0; i < 3; i++)
+                if (r + 2 * i < limit)
+                    copy_async_16(at + swizzled[i],
+                                  from + (DOWN ? (size_t)(begin + r + half + 2 * i) * ld : (size_t)u->row[r + half + 2 * i] * 16), true);
             barrier_arrive_copies(smem_address(&s->full[slot]));
         }
         __syncwarp();
@@ -476,8 +486,8 @@ __device__ __forceinline__ void shrink_block(float (&acc)[MT][NT][4], const uint
     }
 }
 
-/* The warp's stages of a unit, every CHAINS-th. Sums of up to CHAIN_STAGES of them are added to the warp's, and the warps' in shared memory, one
- * after the other; the last one's go out. `turn`: of the warp's next addition there. */
+/* The warp's stages of a unit, every CHAINS-th. Sums of up to CHAIN_STAGES of them are added to the warp's, and the warps' in shared
+ * memory, one after the other; the last one's go out. `turn`: of the warp's next addition there. */
 template <typename OP, bool DOWN, int MT, int NT>
 __device__ __forceinline__ void shrink_multiply(const struct kernel_forward &f, struct shrink_shared *s, const struct shrink_unit *u,
                                                 uint32_t base, int blocks, uint32_t number, uint32_t *turn)

@@ -27,7 +27,7 @@ struct curve {
 };
 
 static const struct curve weights_dominate = {{0, 65536}, {3000, 3000 + 4 * 65536}};
-static const struct curve measured = {{1, 32, 128, 256, 512}, {43, 290, 358, 385, 443}};
+static const struct curve measured = {{1, 32, 128, 256, 512}, {43, 290, 365, 440, 452}};
 static const struct curve rows_dominate = {{0, 65536}, {20, 20 + 100 * 65536}};
 
 struct crowd {
@@ -307,7 +307,8 @@ static void clients_that_come_back_find_together(void **state)
     }
 }
 
-/* Batches as an H200 took them, and answers and requests as its clients. */
+/* Batches as an H200 took them, alone and behind another, and answers and requests as its clients. Rows a second that were measured there with
+ * 8 clients, who took 160 us and a tenth of them more than 230: 331,000 and 326,000 when free, 383,000 and 394,000 when all are here. */
 static void the_measured_crowd_finds_together(void **state)
 {
     (void)state;
@@ -326,8 +327,13 @@ static void the_measured_crowd_finds_together(void **state)
                               .host_us = 14,
                               .slow = k % 2 ? 0.05 : 0};
             snprintf(name, sizeof name, "%d clients, g %.0f us%s", c.clients, c.think_us, k % 2 ? ", one of 20 5 g" : "");
-            bool eight = c.clients == 8 && (k == 0 || k == 2);
-            hold(&c, 3, eight ? 1.1 : 0.97, eight ? 0.9 : 1.03);
+            bool regular = k == 0 || k == 2, some = c.clients > 1 && c.clients <= 8;
+            struct ratio ratio[2];
+            compare(&c, 3, ratio);
+            for (int policy = 0; policy < 2; policy++) {
+                assert_true(ratio[policy].rate >= (some ? regular ? 1.15 : 1.05 : 0.97));
+                assert_true(ratio[policy].latency <= (some ? regular ? 0.85 : 0.95 : 1.03));
+            }
         }
     }
 }

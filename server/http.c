@@ -31,11 +31,13 @@
 #define HTTP_HEAD_S 10 /* from a request line to the head's end, and from accept to a head */
 #define HTTP_SLOWEST (1 << 20) /* bytes a second that bodies and replies are given on top of --request-timeout-s */
 #define HTTP_MEMORY (128 << 10) /* of a connection: the size that measured best for bodies of half a MiB */
-#define HTTP_THREADS_MAX 32
+/* Listeners' threads for each processor, and at most: connections fall to threads by chance, and those that share one wait for each other. */
+#define HTTP_THREADS_EACH 4
+#define HTTP_THREADS_MAX 64
 #define HTTP_TARGET_SHOWN 128 /* bytes of a path in the log */
 #define HTTP_UNIX_BUFFER (1 << 20) /* of an answer on a Unix socket, what need not wait for the client to read */
 #define HTTP_LOOK_OUT_NS 500000
-#define HTTP_LOOKOUTS 4 /* one thread of so many may look out */
+#define HTTP_LOOKOUTS 4 /* a thread for so many processors may look out */
 
 /* A listener's thread. It outlives whatever counts as suspended. */
 struct http_thread {
@@ -641,11 +643,11 @@ static void http_connection(void *cls, struct MHD_Connection *mhd, void **contex
 
 /* ---- start and stop ------------------------------------------------------------------------------------------------- */
 
-static unsigned http_thread_count(void)
+static int http_processors(void)
 {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return n < 1 ? 1 : n > HTTP_THREADS_MAX ? HTTP_THREADS_MAX : (unsigned)n;
+    return n < 1 ? 1 : n;
 }
 
 struct http *http_start(struct server *server, struct listener_set *listeners, char *message, size_t size)
@@ -655,8 +657,9 @@ struct http *http_start(struct server *server, struct listener_set *listeners, c
         snprintf(message, size, "out of memory");
         return NULL;
     }
-    unsigned threads = http_thread_count();
-    atomic_store(&http_lookouts, (int)threads / HTTP_LOOKOUTS);
+    int processors = http_processors();
+    unsigned threads = processors < HTTP_THREADS_MAX / HTTP_THREADS_EACH ? (unsigned)processors * HTTP_THREADS_EACH : HTTP_THREADS_MAX;
+    atomic_store(&http_lookouts, processors / HTTP_LOOKOUTS);
     /* Our own limit answers; the library's, which it splits among its threads, must not be reached. */
     uint64_t limit = ((uint64_t)server->options->max_connections + 256) * threads;
     for (size_t i = 0; i < listeners->count; i++) {
@@ -670,8 +673,6 @@ struct http *http_start(struct server *server, struct listener_set *listeners, c
             {MHD_OPTION_THREAD_POOL_SIZE, threads, NULL},
             {MHD_OPTION_END, 0, NULL},
         };
-        if (threads == 1)
-            more[sizeof more / sizeof more[0] - 2] = more[sizeof more / sizeof more[0] - 1];
         d->mhd = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, http_access, d,
                                   MHD_OPTION_LISTEN_SOCKET, d->listener->fd, MHD_OPTION_CONNECTION_LIMIT,
                                   (unsigned)(limit > UINT32_MAX / 2 ? UINT32_MAX / 2 : limit), MHD_OPTION_CONNECTION_TIMEOUT,

@@ -249,8 +249,8 @@ __device__ __forceinline__ int adapter_at(const struct kernel_forward &f, int po
     return f.batch.row[f.batch.slot_row[f.routing.order[position]]].adapter;
 }
 
-/* first[e] = the first segment of each expert that has any; for all threads of a block, before a barrier. */
-__device__ __forceinline__ void segments_first(int *first, const struct kernel_forward &f)
+/* first[e] = the first segment of each expert that has any; for all threads of a block, before a barrier. Returns how many there are. */
+__device__ __forceinline__ int segments_first(int *first, const struct kernel_forward &f)
 {
     const int segments = __ldcg(f.routing.segment_count);
     for (int i = threadIdx.x; i < segments; i += blockDim.x) {
@@ -258,6 +258,7 @@ __device__ __forceinline__ void segments_first(int *first, const struct kernel_f
         if (i == 0 || __ldcg(f.routing.segment_expert + i - 1) != expert)
             first[expert] = i;
     }
+    return segments;
 }
 
 /* Where 8 ranks, from 8 k on, of an adapter's B lie for output row r of `rows`. */

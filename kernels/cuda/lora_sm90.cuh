@@ -47,18 +47,33 @@ struct lora_cursor {
 
 /* ---- producers ----------------------------------------------------------------------------------------- */
 
-/* Lists the adapted runs of positions [begin, begin + count) of an expert, whose first segment is `segment`; by one warp. Returns
- * their number, at most `count`; *most is their largest rank. */
-template <bool DOWN>
-__device__ __forceinline__ int lora_list(const struct kernel_forward &f, int segment, int expert, int begin, int count,
-                                         struct lora_run *run, int *most)
+/* A warp's 32 segments of an expert, from its first on. */
+struct lora_segments {
+    int begin[32], end[32], adapter[32];
+};
+
+/* Reads them ahead of lora_list; by one warp. `segments`: how many there are of all experts. */
+__device__ __forceinline__ void lora_look(const struct kernel_forward &f, int segment, int segments, struct lora_segments *to)
 {
-    const int lane = threadIdx.x % 32, segments = __ldcg(f.routing.segment_count);
+    const int lane = threadIdx.x % 32, i = min(segment + lane, segments - 1);
+    const int begin = __ldcg(f.routing.segment_begin + i), end = __ldcg(f.routing.segment_begin + i + 1),
+              adapter = __ldcg(f.routing.segment_adapter + i);
+    to->begin[lane] = begin;
+    to->end[lane] = end;
+    to->adapter[lane] = adapter;
+}
+
+/* Lists the adapted runs of positions [begin, begin + count) of an expert, whose first segment is `segment`, which lora_look has read with
+ * those after it; by the same warp. Returns their number, at most `count`; *most is their largest rank. */
+template <bool DOWN>
+__device__ __forceinline__ int lora_list(const struct kernel_forward &f, int segment, int segments, struct lora_segments *look, int expert,
+                                         int begin, int count, struct lora_run *run, int *most)
+{
+    const int lane = threadIdx.x % 32;
     int runs = 0, largest = 0;
-    for (bool more = true; more; segment += 32) {
+    for (;;) {
         /* 32 segments at a time, up to the first that begins past the tile. */
-        const int i = min(segment + lane, segments - 1), from = __ldcg(f.routing.segment_begin + i), to = __ldcg(f.routing.segment_begin + i + 1);
-        const int adapter = __ldcg(f.routing.segment_adapter + i);
+        const int from = look->begin[lane], to = look->end[lane], adapter = look->adapter[lane];
         const bool mine = segment + lane < segments && from < begin + count;
         struct kernel_lora_entry e0 = {}, e1 = {};
         if (mine && to > begin && adapter >= 0) {
@@ -66,7 +81,6 @@ __device__ __forceinline__ int lora_list(const struct kernel_forward &f, int seg
             if (!DOWN)
                 e1 = *lora_entry(f, adapter, expert, KERNEL_UP);
         }
-        more = __all_sync(~0u, mine);
         const bool adapted = e0.a != 0 || e1.a != 0;
         const unsigned listed = __ballot_sync(~0u, adapted);
         if (adapted) {
@@ -78,6 +92,10 @@ __device__ __forceinline__ int lora_list(const struct kernel_forward &f, int seg
             largest = max(largest, max(r.rank[0], r.rank[1]));
         }
         runs += __popc(listed);
+        if (!__all_sync(~0u, mine))
+            break;
+        segment += 32;
+        lora_look(f, segment, segments, look);
     }
     *most = __reduce_max_sync(~0u, largest);
     return runs;

@@ -30,8 +30,10 @@
 #define HOPPER_THREADS 384
 #define STAGES 4
 #define STAGE_BYTES (50 * 1024) /* weights: 32 KiB of a wide tile, 16 of others; then rows of x */
-#define LISTER 96 /* the first thread of the warp of producers that lists a tile's runs of adapters, while the others go on */
-#define LIST_AT STAGES /* the block at which it does, at the latest: all of a ring is then under way */
+/* The first thread of the warp of producers that says which tile is next and lists a tile's runs of adapters, while the others go on. In two
+ * parts, LIST_EACH blocks apart, so that neither takes longer than the ring is deep. */
+#define LISTER 96
+#define LIST_EACH STAGES
 #define MOST_N 256
 #define WIDE_N 144 /* up to here tiles have 256 weight rows */
 #define TILES_AHEAD 8
@@ -48,6 +50,8 @@ struct hopper_shared {
     uint64_t full[STAGES], empty[STAGES];
     struct lora_stage lora[STAGES]; /* what adapters' stages hold */
     struct lora_run run[2][MOST_N]; /* of a tile; of those the producers are at, and the next */
+    struct lora_segments look; /* of the tile's expert, for the lister */
+    int segments; /* of all experts */
     int runs[TILES_AHEAD], most[2]; /* how many; their largest rank */
     struct hopper_tile tile[TILES_AHEAD]; /* the block's, one after the other */
     int offset[KERNEL_MAX_EXPERTS + 1], first[KERNEL_MAX_EXPERTS + 1], segment[KERNEL_MAX_EXPERTS];
@@ -136,15 +140,14 @@ __device__ __forceinline__ void hopper_copy_ahead(const uint8_t *weights, const 
                             k);
 }
 
-/* Lists the runs of adapters of a tile, by one warp of the producers, while the others go on: the list of the tile before is another. The
- * one before that, which this takes the place of, was last read ahead of the barrier behind which that tile's list was. */
+/* The lister's second part. There are two lists: that of the tile before is another, and the one before that, which this takes the place of,
+ * was last read ahead of the barrier behind which that tile's list was. */
 template <bool DOWN>
 __device__ __forceinline__ void hopper_list(const struct kernel_forward &f, struct hopper_shared *s, const struct hopper_tile &t,
                                             int number)
 {
-    if (threadIdx.x < LISTER)
-        return;
-    int most, runs = lora_list<DOWN>(f, s->segment[t.expert], t.expert, t.begin, t.count, s->run[number % 2], &most);
+    int most;
+    const int runs = lora_list<DOWN>(f, s->segment[t.expert], s->segments, &s->look, t.expert, t.begin, t.count, s->run[number % 2], &most);
     if (threadIdx.x == LISTER) {
         s->runs[number % TILES_AHEAD] = runs;
         s->most[number % 2] = most;
@@ -178,13 +181,12 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
         }
         const uint8_t *w = hopper_weights(weights, t, groups, blocks), *column = x;
         column = keep_in_register(column); /* or every copy loads it again */
-        const int list_at = min(LIST_AT, blocks - 1);
         const uint32_t x_at = t.wide ? 32 * 1024 : 16 * 1024;
         /* What is done once a tile goes between loops, not into one: registers for it would be taken from the copies. */
         int k = 0;
 #pragma unroll 1
-        for (int part = 0; part < 3; part++) {
-            const int end = part == 0 ? list_at : part == 1 ? blocks - 1 : blocks;
+        for (int part = LORA ? 0 : 1; part < 4; part++) {
+            const int end = part < 2 ? min(LORA ? (part + 1) * LIST_EACH : LIST_EACH, blocks - 1) : part == 2 ? blocks - 1 : blocks;
 #pragma unroll 1
             for (; k < end; k++, turn++) {
                 const uint32_t stage = turn % STAGES, at = ring + stage * STAGE_BYTES, full = smem_address(&s->full[stage]);
@@ -198,12 +200,15 @@ __device__ __forceinline__ void hopper_produce(const struct kernel_forward &f, u
                 column += CUDA_BLOCK_K * 2;
                 barrier_arrive_copies(full);
             }
-            if (part == 0) {
+            if (part == (LORA ? 0 : 1)) {
                 if (threadIdx.x == LISTER)
                     s->tile[(number + 1) % TILES_AHEAD] = hopper_tile_at(s, experts, groups, next);
-                if (LORA)
-                    hopper_list<DOWN>(f, s, t, number);
+                if (LORA && threadIdx.x >= LISTER)
+                    lora_look(f, s->segment[t.expert], s->segments, &s->look);
             } else if (part == 1) {
+                if (threadIdx.x >= LISTER)
+                    hopper_list<DOWN>(f, s, t, number);
+            } else if (part == 2) {
                 bar_sync(1, PRODUCERS); /* What the first thread arrives for from here on, consumers see both behind. */
             }
         }
@@ -399,21 +404,24 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1) hopper_kernel(const __grid_
             hopper_copy_ahead((const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up), s, t, smem_address(shared), groups, blocks);
     }
     /* With adapters, shrink is the launch before, and what is needed of it are sums, at the end of the first tile. */
-    if (LORA)
-        segments_first(s->segment, f);
-    else
+    if (LORA) {
+        const int segments = segments_first(s->segment, f);
+        if (threadIdx.x == 0)
+            s->segments = segments;
+    } else {
         launch_begin();
+    }
     __syncthreads();
-    /* 88 + 2 * 208 = 104 + 2 * 200 = 3 * 168: what the launch took is all there is to share; asking for more waits for ever. */
+    /* 88 + 2 * 208 = 120 + 2 * 192 = 3 * 168: what the launch took is all there is to share; asking for more waits for ever. */
     if (threadIdx.x < PRODUCERS) {
         if (LORA)
-            registers_decrease<104>();
+            registers_decrease<120>();
         else
             registers_decrease<88>();
         hopper_produce<OP, DOWN, LORA>(f, shared, s, groups, blocks);
     } else {
         if (LORA)
-            registers_increase<200>();
+            registers_increase<192>();
         else
             registers_increase<208>();
         uint32_t turn = 0;

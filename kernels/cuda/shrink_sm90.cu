@@ -18,7 +18,7 @@
  *
  * Times of an H200, E 64, K 8, H 2048, I 1024, in us, of shrink_gate_up + shrink_down (expert-bench kernel --steps). 8 adapters of
  * rank 16: T = 32 9 + 4, 128 19 + 7, 512 23 + 9, 2048 36 + 7 to 28, 8192 79. 32 of rank 64: T = 128 103 + 26, 512 220 + 56, 2048 273 + 38.
- * With 44 blocks of 8 x 16, what one of them draws: T = 32 14, 128 27, 512 35 for gate and up, about 60 bytes a ns each. Before, by
+ * With 44 blocks of 8 x 16, what one of them draws: T = 32 14, 128 27, 512 35 for gate and up, 49 to 55 bytes a ns each at T >= 128. Before, by
  * wgmma of 64 ranks, all consumers at each stage: 15 + 4, 22 + 8, 27 + 13, 52 + 20, 124; 108 + 26, 228 + 57, 276 + 71. What did not pay:
  * eight warps that multiply; gate and up apart for short segments.
  */
@@ -659,9 +659,18 @@ __global__ void __launch_bounds__(SHRINK_THREADS, 1) shrink_sm90_kernel(const __
     }
 }
 
+/* The product begins on the multiprocessors that this leaves free, and with its first tiles' weights needs no s for as long as this takes.
+ * Adds in all, in us, with 132, 110, 96 and 80 blocks, as above: T = 32 31, 26, 26, 25; 128 51, 47, 44, 44; 512 57, 48, 50, 55; 2048 95, 90,
+ * 92, 102. Counting what of s is there, expert by expert, for a product that goes on beside 44 blocks cost more than it gave: T = 128 73. */
+static int shrink_blocks(const struct kernel_stream *stream, const struct kernel_forward *f)
+{
+    const bool few = f->batch.slots <= 32 * f->dims.experts;
+    return few ? stream->processors * 3 / 4 : stream->processors * 5 / 6;
+}
+
 template <typename OP, bool DOWN> static cudaError_t shrink_launch(struct kernel_stream *stream, const struct kernel_forward *f)
 {
-    return launch(stream, shrink_sm90_kernel<OP, DOWN>, dim3(stream->processors), dim3(SHRINK_THREADS), SHRINK_SHARED, *f);
+    return launch(stream, shrink_sm90_kernel<OP, DOWN>, dim3(shrink_blocks(stream, f)), dim3(SHRINK_THREADS), SHRINK_SHARED, *f);
 }
 
 cudaError_t cuda_shrink_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down)

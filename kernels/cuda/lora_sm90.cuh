@@ -15,9 +15,8 @@
 #include "kernels/cuda/pipeline.cuh"
 
 #define LORA_PIECES 8 /* most runs a stage */
-#define LORA_B_BYTES (32 * 1024) /* of a stage; s follows, gate's, then up's */
+#define LORA_B_BYTES (32 * 1024) /* of a stage; s follows, row by row, gate's ranks and then up's */
 #define LORA_S_BYTES 32 /* a row's 16 ranks */
-#define LORA_S_ROWS 256 /* of a tile */
 
 /* Rows [begin, end) of a tile with one adapter. Rank 0: that projection is not adapted. Gate and up, or down and none. */
 struct lora_run {
@@ -144,9 +143,9 @@ __device__ __forceinline__ bool lora_fill(const struct kernel_forward &f, const 
     const int chunk = threadIdx.x % CHUNKS, column = limit + chunk % 2 * 8;
     if (column < f.lora.max_rank) {
         const uint8_t *s = (const uint8_t *)(DOWN ? f.s_down : chunk < 2 ? f.s_gate : f.s_up) + (size_t)column * 2;
-        const uint32_t dst = at + LORA_B_BYTES + chunk / 2 * (LORA_S_ROWS * LORA_S_BYTES) + chunk % 2 * 16;
+        const uint32_t dst = at + LORA_B_BYTES + chunk * 16;
         for (int r = low + threadIdx.x / CHUNKS; r < high; r += THREADS / CHUNKS)
-            copy_async_16(dst + r * LORA_S_BYTES, s + (size_t)(begin + r) * f.lora.max_rank * 2, true);
+            copy_async_16(dst + r * CHUNKS * 16, s + (size_t)(begin + r) * f.lora.max_rank * 2, true);
     }
     c->run = next;
     if (next == c->runs) {
@@ -168,70 +167,106 @@ __device__ __forceinline__ bool lora_fill(const struct kernel_forward &f, const 
 
 /* ---- consumers ----------------------------------------------------------------------------------------- */
 
-/* acc += B s of one stage, for M tiles of 16 rows a warp, 64 rows apart; `local` is the warp's first group in the tile of GROUPS groups. A
- * thread has ranks 4 t .. 4 t + 3 of the plane. */
+/* What a thread has of a piece's rows of B, for a group: 8 ranks. Gate and up: those of gate's row g, the first or the last 8, in threads of
+ * t 0 and 1, of up's in the others; PARTS 1: 4 of them. Down: ranks 4 t .. 4 t + 3 of rows 2 g and 2 g + 1, where `odd` of 2 g + 1 and
+ * 2 g. Zeros past the piece's ranks. `b` is where the thread's part of the piece begins, `row` its (lower) row of the warp's first group. */
+template <bool DOWN, int M, int PARTS>
+__device__ __forceinline__ void lora_load_b(uint4 (&v)[M], uint32_t b, uint32_t row, bool odd, uint32_t eights, bool valid)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        const uint32_t at = b + (row * 16 + 4 * m * (DOWN ? 256 : 128)) * eights;
+        if (DOWN) {
+            const uint2 x = shared_load_8(at + (odd ? 16 : 0) * eights, valid), y = shared_load_8(at + (odd ? 0 : 16) * eights, valid);
+            v[m] = make_uint4(x.x, x.y, y.x, y.y);
+        } else if (PARTS == 2) {
+            v[m] = shared_load_16(at, valid);
+        } else {
+            const uint2 x = shared_load_8(at, valid);
+            v[m] = make_uint4(x.x, x.y, 0, 0);
+        }
+    }
+}
+
+/* acc += B s of one stage, for M tiles of 16 rows a warp, 64 rows apart; `local` is the warp's first group in the tile of GROUPS groups.
+ *
+ * Gate's ranks and up's are summed by one instruction, of 8 ranks each and zeros in gate's rows for up's ranks, in up's for gate's: a row
+ * of s is one load of 16 bytes a thread. The ranks of a plane are taken in the same order whatever their number and the tile's shape. */
 template <typename OP, bool DOWN, int M, int N, int GROUPS>
 __device__ __forceinline__ void lora_fold(float (&acc)[M][N / 2], uint32_t at, const struct lora_stage *stage, int local)
 {
-    constexpr int PIECE = GROUPS * 16 * LORA_S_BYTES;
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint2 mine = make_uint2(0, 0); /* lane i: piece i */
-    if (lane < stage->pieces)
-        mine = *reinterpret_cast<const uint2 *>(&stage->piece[lane]);
-    const int first = mine.x & 0xffff, last = mine.x >> 16;
-    const uint32_t s_at = at + LORA_B_BYTES + g * LORA_S_BYTES + t * 8;
+    /* The sums of wide tiles leave few registers: there, a piece's two instructions are two passes, and loads wait. */
+    constexpr int EIGHTS = 2, PASSES = !DOWN && M == 2 ? 2 : 1, PARTS = DOWN || PASSES == 2 ? 1 : 2;
+    constexpr bool AHEAD = M == 1;
+    constexpr uint32_t PIECE = GROUPS * 16 * LORA_S_BYTES, S_ROW = (DOWN ? 1 : 2) * LORA_S_BYTES;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, pieces = stage->pieces;
+    const uint32_t s_at = at + LORA_B_BYTES + g * S_ROW + t * (DOWN ? 8 : 16);
+    const uint32_t row = DOWN ? local * 16 + 2 * g : local * 8 + g,
+                   select = DOWN || t < 2 ? 0x4410 : 0x4432; /* of gate's eights and up's */
+    const bool odd = g / 2 % 2; /* the other way round: no bank is met twice */
+    const uint32_t b = DOWN ? at + t * 8 : at + t / 2 * (PIECE / 2) + t % 2 * 16;
+    auto eights_of = [&](const uint2 &piece) { return __byte_perm(piece.y, 0, select); };
+    auto has = [&](uint32_t eights) { return DOWN ? (uint32_t)t < 2 * eights : t % 2 < eights; };
+    const uint2 *piece = reinterpret_cast<const uint2 *>(stage->piece);
+    uint2 now = piece[0];
+    uint32_t eights = eights_of(now);
+    uint4 v[M];
+    lora_load_b<DOWN, M, PARTS>(v, b, row, odd, eights, has(eights));
+#pragma unroll 1
+    for (int i = 0; i < pieces * PASSES; i++) {
+        if (!AHEAD) {
+            now = piece[i / PASSES];
+            eights = eights_of(now);
+            lora_load_b<DOWN, M, PARTS>(v, b + i / PASSES * PIECE + i % PASSES * 8, row, odd, eights, has(eights));
+        }
+        uint32_t a[M][PARTS][4];
 #pragma unroll
-    for (int j0 = 0; j0 < N / 8; j0 += 4) {
-        /* Four eights at a time: their loads, then their products. */
-        unsigned todo = __ballot_sync(~0u, first < 8 * j0 + 32 && last > 8 * j0);
-        while (todo) {
-            const int i = __ffs(todo) - 1;
-            const uint32_t range = __shfl_sync(~0u, mine.x, i), eights = __shfl_sync(~0u, mine.y, i);
-            const int begin = range & 0xffff, end = range >> 16;
-            const uint32_t length = end - begin, row = g - begin; /* the eight's row g, and so on, against the run: unsigned */
-            const uint32_t e0 = eights & 0xffff, e1 = eights >> 16, b = at + i * PIECE + t * 8;
-            const bool has0 = t < 2 * e0, has1 = t < 2 * e1;
-            uint2 a[M][2], s[4][2];
-            todo &= todo - 1;
+        for (int m = 0; m < M; m++) {
+            const uint32_t part[4] = {v[m].x, v[m].y, v[m].z, v[m].w};
 #pragma unroll
-            for (int m = 0; m < M; m++) {
-                const uint32_t group = local + 4 * m;
-                if (DOWN) {
-                    /* Rows 2 g and 2 g + 1, half of the threads the other way round: no bank is met twice. */
-                    const uint32_t odd = g / 2 % 2;
-                    const uint2 u = shared_load_8(b + (group * 16 + 2 * g + odd) * 16 * e0, has0);
-                    const uint2 v = shared_load_8(b + (group * 16 + 2 * g + 1 - odd) * 16 * e0, has0);
-                    a[m][0] = odd ? v : u;
-                    a[m][1] = odd ? u : v;
+            for (int k = 0; k < 2 * PARTS; k++) {
+                const bool up = t >= 2;
+                a[m][k / 2][k % 2 * 2] = DOWN ? (odd ? part[k + 2] : part[k]) : up ? 0 : part[k];
+                a[m][k / 2][k % 2 * 2 + 1] = DOWN ? (odd ? part[k] : part[k + 2]) : up ? part[k] : 0;
+            }
+        }
+        /* The eights of the tile that the run touches; those in which the thread's row g is of the run and its ranks are of the piece. The
+         * first are equal in all lanes: said by a reduction, it is what the compiler believes, and branches and products on it need nothing
+         * to bring lanes together. */
+        const uint32_t ends = now.x + (uint32_t)(7 - g) * 0x10001, begin = (now.x & 0xffff) / 8, low = (ends & 0xffff) / 8;
+        const uint32_t touched = __reduce_max_sync(~0u, bits_from(begin, ((now.x >> 16) + 7) / 8 - begin));
+        const uint32_t mine = has(eights) ? bits_from(low, (ends >> 19) - low) : 0;
+        if (AHEAD) { /* of the products with this piece */
+            now = piece[min(i + 1, pieces - 1)];
+            eights = eights_of(now);
+            lora_load_b<DOWN, M, PARTS>(v, b + (i + 1) * PIECE, row, odd, eights, has(eights) && i + 1 < pieces);
+        }
+#pragma unroll
+        for (int j0 = 0; j0 < N / 8; j0 += EIGHTS) {
+            /* Two eights at a time: their loads, then their products, of which those that wait for one another are kept apart. */
+            if (!(touched & ((1u << EIGHTS) - 1) << j0))
+                continue;
+            uint4 s[EIGHTS];
+#pragma unroll
+            for (int j = 0; j < EIGHTS && j0 + j < N / 8; j++) {
+                const uint32_t from = s_at + 8 * (j0 + j) * S_ROW, in = mine & 1u << (j0 + j);
+                if (PARTS == 2) {
+                    s[j] = shared_load_16(from, in);
                 } else {
-                    a[m][0] = shared_load_8(b + (group * 8 + g) * 16 * e0, has0);
-                    a[m][1] = shared_load_8(b + PIECE / 2 + (group * 8 + g) * 16 * e1, has1);
+                    const uint2 half = shared_load_8(PASSES == 2 ? from + i % 2 * 8 : from, in);
+                    s[j] = make_uint4(half.x, half.y, 0, 0);
                 }
             }
 #pragma unroll
-            for (int j = 0; j < 4 && j0 + j < N / 8; j++) {
-                const bool in = row + 8 * (j0 + j) < length;
-                s[j][0] = shared_load_8(s_at + 8 * (j0 + j) * LORA_S_BYTES, in && has0);
-                if (!DOWN)
-                    s[j][1] = shared_load_8(s_at + (LORA_S_ROWS + 8 * (j0 + j)) * LORA_S_BYTES, in && has1);
-            }
-            /* Gate has the tile's rows g, up rows g + 8. Products that wait for one another are kept apart. */
+            for (int p = 0; p < PARTS; p++) {
 #pragma unroll
-            for (int p = 0; p < (DOWN ? 1 : 2); p++) {
-#pragma unroll
-                for (int j = 0; j < 4 && j0 + j < N / 8; j++) {
-                    if (8 * (j0 + j) >= end || 8 * (j0 + j) + 8 <= begin)
+                for (int j = 0; j < EIGHTS && j0 + j < N / 8; j++) {
+                    if (!(touched & 1u << (j0 + j)))
                         continue;
 #pragma unroll
-                    for (int m = 0; m < M; m++) {
-                        float *c = acc[m] + 4 * (j0 + j);
-                        if (DOWN)
-                            mma_16816<OP>(c, a[m][0].x, a[m][1].x, a[m][0].y, a[m][1].y, s[j][0].x, s[j][0].y);
-                        else if (p == 0)
-                            mma_16816<OP>(c, a[m][0].x, 0, a[m][0].y, 0, s[j][0].x, s[j][0].y);
-                        else
-                            mma_16816<OP>(c, 0, a[m][1].x, 0, a[m][1].y, s[j][1].x, s[j][1].y);
-                    }
+                    for (int m = 0; m < M; m++)
+                        mma_16816<OP>(acc[m] + 4 * (j0 + j), a[m][p][0], a[m][p][1], a[m][p][2], a[m][p][3], p ? s[j].z : s[j].x,
+                                      p ? s[j].w : s[j].y);
                 }
             }
         }

@@ -51,6 +51,14 @@ __device__ __forceinline__ float rcp_approx(float v)
     return r;
 }
 
+/* `width` ones from bit `first` on, both 0 .. 32; none past bit 31. */
+__device__ __forceinline__ uint32_t bits_from(uint32_t first, uint32_t width)
+{
+    uint32_t r;
+    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(r) : "r"(first), "r"(width));
+    return r;
+}
+
 /* ---- registers ----------------------------------------------------------------------------------------- */
 
 /* Returns p, of which the optimizer knows nothing any more: it keeps it in a register, instead of loading or computing it again. */
@@ -106,6 +114,18 @@ __device__ __forceinline__ uint4 shared_load_16(uint32_t address)
     return v;
 }
 
+/* The same; zeros when `valid` is 0, and nothing is read: the address may be any. */
+__device__ __forceinline__ uint4 shared_load_16(uint32_t address, uint32_t valid)
+{
+    uint4 v;
+    asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n mov.b32 %2, 0;\n mov.b32 %3, 0;\n"
+                 " @p ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n }"
+                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+                 : "r"(address), "r"(valid)
+                 : "memory");
+    return v;
+}
+
 /* Four matrices of 8 x 8 elements of 16 bits, for a whole warp: lane 8 i + r says where row r of matrix i lies, 16 bytes at a multiple of 16.
  * Gives of each matrix row g, columns 2 t and 2 t + 1, as mma fragments have them. */
 __device__ __forceinline__ uint4 shared_load_matrices(uint32_t address)
@@ -118,13 +138,13 @@ __device__ __forceinline__ uint4 shared_load_matrices(uint32_t address)
     return v;
 }
 
-/* 8 bytes, at a multiple of 8; zeros when `valid` is false, and nothing is read: the address may be any. */
-__device__ __forceinline__ uint2 shared_load_8(uint32_t address, bool valid)
+/* 8 bytes, at a multiple of 8; zeros when `valid` is 0, and nothing is read: the address may be any. */
+__device__ __forceinline__ uint2 shared_load_8(uint32_t address, uint32_t valid)
 {
     uint2 v;
     asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n @p ld.shared.v2.u32 {%0,%1}, [%2];\n }"
                  : "=&r"(v.x), "=&r"(v.y)
-                 : "r"(address), "r"((uint32_t)valid)
+                 : "r"(address), "r"(valid)
                  : "memory");
     return v;
 }

@@ -17,6 +17,7 @@ __device__ __forceinline__ float max_nan(float a, float b) { return a != a ? a :
 __device__ __forceinline__ float flush_subnormal(float v) { return fabsf(v) < 0x1p-126f ? copysignf(0, v) : v; }
 __device__ __forceinline__ float ex2_approx(float v) { return flush_subnormal(exp2f(flush_subnormal(v))); }
 __device__ __forceinline__ float rcp_approx(float v) { return flush_subnormal(1.0f / flush_subnormal(v)); }
+__device__ __forceinline__ uint32_t bits_from(uint32_t first, uint32_t width) { return (uint32_t)(((1ull << width) - 1) << first); }
 template <typename T> __device__ __forceinline__ T *keep_in_register(T *p) { return p; }
 template <int N> __device__ __forceinline__ void registers_decrease() {}
 template <int N> __device__ __forceinline__ void registers_increase() {}
@@ -35,6 +36,13 @@ __device__ __forceinline__ uint4 shared_load_16(uint32_t address)
     emulator_shared_load(&v, address, 16);
     return v;
 }
+__device__ __forceinline__ uint4 shared_load_16(uint32_t address, uint32_t valid)
+{
+    uint4 v = {0, 0, 0, 0};
+    if (valid)
+        emulator_shared_load(&v, address, 16);
+    return v;
+}
 __device__ __forceinline__ uint4 shared_load_matrices(uint32_t address)
 {
     const int lane = threadIdx.x % 32;
@@ -47,7 +55,7 @@ __device__ __forceinline__ uint4 shared_load_matrices(uint32_t address)
     }
     return v;
 }
-__device__ __forceinline__ uint2 shared_load_8(uint32_t address, bool valid)
+__device__ __forceinline__ uint2 shared_load_8(uint32_t address, uint32_t valid)
 {
     uint2 v = {0, 0};
     if (valid)

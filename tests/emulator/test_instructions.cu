@@ -149,10 +149,11 @@ __global__ void copies(const int *in, int *out)
     copy_async_commit();
     copy_async_wait<0>();
     const uint4 v = shared_load_16(16 * threadIdx.x);
-    const uint2 none = shared_load_8(1u << 30, false);
+    const uint2 none = shared_load_8(1u << 30, 0);
+    const uint4 no = shared_load_16(1u << 30, 0), same = shared_load_16(16 * threadIdx.x, 8);
     for (int i = 0; i < 4; i++)
-        out[4 * threadIdx.x + i] = (int)(&v.x)[i] + (int)(none.x | none.y);
-    const uint2 half = shared_load_8(16 * threadIdx.x + 8, true);
+        out[4 * threadIdx.x + i] = (&same.x)[i] == (&v.x)[i] ? (int)(&v.x)[i] + (int)(none.x | none.y | (&no.x)[i]) : -1;
+    const uint2 half = shared_load_8(16 * threadIdx.x + 8, 8);
     out[128 + 2 * threadIdx.x] = (int)half.x;
     out[128 + 2 * threadIdx.x + 1] = (int)half.y;
 }
@@ -232,6 +233,10 @@ static void test_arithmetic(void **state)
     assert_int_equal(__clz(1), 31);
     assert_int_equal(min(3u, 4), 3);
     assert_int_equal(max(-3, 2), 2);
+    assert_int_equal(bits_from(3, 2), 0x18);
+    assert_int_equal(bits_from(0, 32), ~0u);
+    assert_int_equal(bits_from(30, 5), 0xc0000000);
+    assert_int_equal(bits_from(32, 0) | bits_from(5, 0), 0);
     assert_true(min_nan(1, 2) == 1 && min_nan(2, -inf) == -inf && max_nan(1, 2) == 2 && max_nan(-inf, 3) == 3);
     assert_true(min_nan(-0.0f, 0.0f) == 0 && signbit(min_nan(-0.0f, 0.0f)) && signbit(min_nan(0.0f, -0.0f)));
     assert_true(!signbit(max_nan(-0.0f, 0.0f)) && !signbit(max_nan(0.0f, -0.0f)));

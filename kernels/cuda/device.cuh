@@ -89,7 +89,7 @@ __device__ __forceinline__ uint32_t smem_address(const void *p) { return (uint32
  * is complete and its writes can be seen. The rules:
  *  - every kernel calls launch_wait before its first write to global memory, and before it ends if it writes none. So launches
  *    complete in order, and a buffer is written when all who read or wrote it before are done.
- *  - every kernel but enter, route's small one and shrink for batches of few rows (cuda_few) calls launch_release after its own
+ *  - every kernel but enter, route's first and shrink for batches of few rows (cuda_few) calls launch_release after its own
  *    launch_wait. So when launch n begins, launch n - 2 and all before it are complete, and n may read what they wrote before its own
  *    launch_wait; what n - 1 writes needs it. Behind those three, n reads nothing that a launch has written before it.
  *  - a batch's arrays, weights and adapters are written by copies, on which launches depend in full: they may always be read.
@@ -155,13 +155,15 @@ __device__ __forceinline__ int warp_sum_inclusive(int v, int lane)
 
 /* ---- offsets of experts -------------------------------------------------------------------------------- */
 
-/* Fills offset[0..experts], the first position of each expert, before launch_wait; for all threads of a block, ends with a barrier.
- * `complete`: the launch that wrote routing's is two back or more. In gate_up without adapters it is the one before, up to
- * CUDA_ROUTE_SMALL slots: then the block counts for itself. Above, routing's last launch has waited for the one that wrote them. */
+/* Fills offset[0..experts], the first position of each expert; for all threads of a block, ends with a barrier. `complete`: the launch
+ * that wrote routing's is two back or more. In gate_up without adapters it is the one before: up to CUDA_COUNT_SLOTS slots the block
+ * counts for itself, above it waits. */
 __device__ __forceinline__ void offsets_fill(int *offset, const struct kernel_forward &f, bool complete)
 {
     const int experts = f.dims.experts, slots = f.batch.slots;
-    if (complete || slots > CUDA_ROUTE_SMALL) {
+    if (complete || slots > CUDA_COUNT_SLOTS) {
+        if (!complete)
+            launch_wait();
         for (int e = threadIdx.x; e <= experts; e += blockDim.x)
             offset[e] = __ldcg(f.routing.expert_offset + e);
         __syncthreads();
@@ -170,6 +172,7 @@ __device__ __forceinline__ void offsets_fill(int *offset, const struct kernel_fo
     for (int e = threadIdx.x; e <= experts; e += blockDim.x)
         offset[e] = 0;
     __syncthreads();
+#pragma unroll 4
     for (int i = threadIdx.x; i < slots; i += blockDim.x) {
         int e = f.batch.slot_expert[i];
         if (e >= 0)

@@ -31,9 +31,13 @@ extern "C" {
 extern "C" {
 #endif
 
-/* Slots up to which route is one launch; above, a counting sort in several. */
+/* Slots up to which route ranks each by itself; above, a counting sort in blocks of so many. */
 #define CUDA_ROUTE_SMALL 1024
 #define CUDA_ROUTE_BLOCK 1024
+/* Slots up to which blocks of gate_up count for themselves instead of waiting for route. */
+#ifndef CUDA_COUNT_SLOTS
+#define CUDA_COUNT_SLOTS 4096
+#endif
 
 /* Batches for which every block of decode's products finds out for itself what it needs of routing: up to so many rows and slots. With
  * adapters fewer: dsv3's 64 slots take 1259 us that way and 1193 the other. */

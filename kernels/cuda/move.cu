@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * enter: rows of any float type and alignment -> x.    combine: y, weighted and summed in slot order -> rows of any type.
- * Both are bound by memory. A block takes 8 elements a thread of a row, for few rows, or all of it in turns, for many; 16-byte
- * accesses wherever the caller's addresses allow them, single bytes where they are odd.
+ * Both are bound by memory, and have as many blocks as run at one time, which look ahead. 16-byte accesses wherever the caller's addresses
+ * allow them, single bytes where they are odd.
  */
 #include "kernels/cuda/device.cuh"
 
@@ -10,6 +10,7 @@
 /* Slots of a row whose y are in flight at once. */
 #define COMBINE_SLOTS 8
 #define COMBINE_BLOCKS 3 /* a multiprocessor */
+#define ENTER_BLOCKS 4 /* likewise; they leave room for route's */
 
 /* 2 or 4 bytes at any address. */
 __device__ __forceinline__ uint32_t load_bytes(const uint8_t *p, int bytes)
@@ -44,28 +45,44 @@ __device__ __forceinline__ uint32_t narrow_bits(int dtype, float v)
     return __half_as_ushort(__float2half_rn(v));
 }
 
-/* v[0..7] = the row's elements c..c+7; zeros past `count`. */
-__device__ __forceinline__ void row_load_8(float v[8], const uint8_t *row, int dtype, int c, int count)
+/* 8 elements of a row as they lie in memory; those of 2 bytes fill the first half. */
+struct row_piece {
+    uint4 half[2];
+};
+
+/* The row's elements c..c+7; zeros past `count`. */
+__device__ __forceinline__ struct row_piece row_load_8(const uint8_t *row, int dtype, int c, int count)
 {
-    int size = dtype == DTYPE_FP32 ? 4 : 2;
+    const int size = dtype == DTYPE_FP32 ? 4 : 2;
     const uint8_t *p = row + (size_t)c * size;
+    struct row_piece v = {};
     if (((uintptr_t)p & 15) == 0 && c + 8 <= count) {
-        uint4 lo = *reinterpret_cast<const uint4 *>(p), hi = make_uint4(0, 0, 0, 0);
-        if (dtype == DTYPE_FP32) {
-            hi = *reinterpret_cast<const uint4 *>(p + 16);
-            v[0] = __uint_as_float(lo.x), v[1] = __uint_as_float(lo.y), v[2] = __uint_as_float(lo.z), v[3] = __uint_as_float(lo.w);
-            v[4] = __uint_as_float(hi.x), v[5] = __uint_as_float(hi.y), v[6] = __uint_as_float(hi.z), v[7] = __uint_as_float(hi.w);
-            return;
-        }
-        uint32_t w[4] = {lo.x, lo.y, lo.z, lo.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[i] = widen_bits(dtype, (w[i / 2] >> (i % 2 * 16)) & 0xffff);
-        return;
+        v.half[0] = *reinterpret_cast<const uint4 *>(p);
+        if (dtype == DTYPE_FP32)
+            v.half[1] = *reinterpret_cast<const uint4 *>(p + 16);
+        return v;
     }
+    uint32_t w[8] = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint32_t bits = c + i < count ? load_bytes(p + i * size, size) : 0;
+        if (dtype == DTYPE_FP32)
+            w[i] = bits;
+        else
+            w[i / 2] |= bits << (i % 2 * 16);
+    }
+    v.half[0] = make_uint4(w[0], w[1], w[2], w[3]);
+    v.half[1] = make_uint4(w[4], w[5], w[6], w[7]);
+    return v;
+}
+
+__device__ __forceinline__ void row_widen_8(float v[8], const struct row_piece &piece, int dtype)
+{
+    const uint32_t w[8] = {piece.half[0].x, piece.half[0].y, piece.half[0].z, piece.half[0].w,
+                           piece.half[1].x, piece.half[1].y, piece.half[1].z, piece.half[1].w};
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        v[i] = c + i < count ? widen_bits(dtype, load_bytes(p + i * size, size)) : 0.0f;
+        v[i] = dtype == DTYPE_FP32 ? __uint_as_float(w[i]) : widen_bits(dtype, (w[i / 2] >> (i % 2 * 16)) & 0xffff);
 }
 
 __device__ __forceinline__ void row_store_8(const float v[8], uint8_t *row, int dtype, int c, int count)
@@ -91,24 +108,46 @@ __device__ __forceinline__ void row_store_8(const float v[8], uint8_t *row, int 
             store_bytes(p + i * size, narrow_bits(dtype, v[i]), size);
 }
 
-/* `early`: the launch before is one of this back end's or none (a graph's first), so the batch has arrived before this one begins,
- * and route and gate_up, which read nothing else before their own waits, may begin while a forward before ends. */
+/* One thread's part of item `item`: `turns` items are a row. Filler rows are zeros. */
+__device__ __forceinline__ struct row_piece enter_load(const struct kernel_forward &f, const struct kernel_row &row, int item, int turns)
+{
+    const int c = (item % turns * MOVE_THREADS + threadIdx.x) * 8;
+    struct row_piece none = {};
+    return row.in ? row_load_8((const uint8_t *)row.in, row.dtype, c, f.dims.hidden) : none;
+}
+
+/* `early`: the launch before is one of this back end's or none (a graph's first), so the batch has arrived before this one begins, and
+ * route and gate_up, which read nothing else before their own waits, may begin while a forward before ends. A piece is converted while
+ * the next one is on its way, whose row was read before that. */
 template <typename OP>
-__global__ void __launch_bounds__(MOVE_THREADS) enter_kernel(const __grid_constant__ struct kernel_forward f, bool early)
+__global__ void __launch_bounds__(MOVE_THREADS, ENTER_BLOCKS)
+    enter_kernel(const __grid_constant__ struct kernel_forward f, int turns, bool early)
 {
     if (early)
         launch_release();
-    launch_wait();
-    if (!early)
-        launch_release();
-    struct kernel_row row = f.batch.row[blockIdx.x];
-    OP *x = (OP *)f.x + (size_t)blockIdx.x * f.dims.hidden_pad;
-    for (int c = (blockIdx.y * MOVE_THREADS + threadIdx.x) * 8; c < f.dims.hidden_pad; c += gridDim.y * MOVE_THREADS * 8) {
-        float v[8] = {}; /* filler: zeros */
-        if (row.in)
-            row_load_8(v, (const uint8_t *)row.in, row.dtype, c, f.dims.hidden);
-        *reinterpret_cast<uint4 *>(x + c) = make_uint4(op_pair<OP>::narrow(v[0], v[1]), op_pair<OP>::narrow(v[2], v[3]),
-                                                       op_pair<OP>::narrow(v[4], v[5]), op_pair<OP>::narrow(v[6], v[7]));
+    else
+        launch_begin();
+    const int items = f.batch.rows * turns, step = gridDim.x;
+    int item = blockIdx.x;
+    struct kernel_row row = f.batch.row[item / turns], next = f.batch.row[min(item + step, items - 1) / turns];
+    struct row_piece piece = enter_load(f, row, item, turns);
+    if (early)
+        launch_wait();
+    for (; item < items; item += step) {
+        struct row_piece ahead = {};
+        if (item + step < items)
+            ahead = enter_load(f, next, item + step, turns);
+        const struct kernel_row after = f.batch.row[min(item + 2 * step, items - 1) / turns];
+        const int c = (item % turns * MOVE_THREADS + threadIdx.x) * 8;
+        float v[8];
+        row_widen_8(v, piece, row.dtype);
+        if (c < f.dims.hidden_pad)
+            *reinterpret_cast<uint4 *>((OP *)f.x + (size_t)(item / turns) * f.dims.hidden_pad + c) =
+                make_uint4(op_pair<OP>::narrow(v[0], v[1]), op_pair<OP>::narrow(v[2], v[3]), op_pair<OP>::narrow(v[4], v[5]),
+                           op_pair<OP>::narrow(v[6], v[7]));
+        piece = ahead;
+        row = next;
+        next = after;
     }
 }
 
@@ -190,12 +229,8 @@ __global__ void __launch_bounds__(MOVE_THREADS, COMBINE_BLOCKS) combine_kernel(c
     }
 }
 
-/* Few rows alone would leave most of the device idle, turn after turn. */
-static dim3 move_grid(struct kernel_stream *stream, const struct kernel_forward *f)
-{
-    const int turns = (f->dims.hidden_pad + MOVE_THREADS * 8 - 1) / (MOVE_THREADS * 8);
-    return dim3(f->batch.rows, f->batch.rows < 2 * stream->processors ? turns : 1);
-}
+/* So many times MOVE_THREADS threads have 8 elements of a row each. */
+static int move_turns(const struct kernel_forward *f) { return (f->dims.hidden_pad + MOVE_THREADS * 8 - 1) / (MOVE_THREADS * 8); }
 
 cudaError_t cuda_enter(struct kernel_stream *stream, const struct kernel_forward *f)
 {
@@ -204,17 +239,17 @@ cudaError_t cuda_enter(struct kernel_stream *stream, const struct kernel_forward
     cudaError_t e = cudaStreamIsCapturing(stream->stream, &capturing);
     if (e != cudaSuccess)
         return e;
-    return launch(stream, f->dims.op == DTYPE_BF16 ? enter_kernel<__nv_bfloat16> : enter_kernel<__half>, move_grid(stream, f),
-                  dim3(MOVE_THREADS), 0, *f, capturing == cudaStreamCaptureStatusActive);
+    const int turns = move_turns(f), items = f->batch.rows * turns, most = ENTER_BLOCKS * stream->processors;
+    return launch(stream, f->dims.op == DTYPE_BF16 ? enter_kernel<__nv_bfloat16> : enter_kernel<__half>, dim3(items < most ? items : most),
+                  dim3(MOVE_THREADS), 0, *f, turns, capturing == cudaStreamCaptureStatusActive);
 }
 
+/* Few rows alone would leave most of the device idle, turn after turn. */
 cudaError_t cuda_combine(struct kernel_stream *stream, const struct kernel_forward *f)
 {
-    dim3 grid = move_grid(stream, f);
-    if (grid.x > (unsigned)(COMBINE_BLOCKS * stream->processors))
-        grid.x = (unsigned)(COMBINE_BLOCKS * stream->processors);
-    return launch(stream, f->dims.op == DTYPE_BF16 ? combine_kernel<__nv_bfloat16> : combine_kernel<__half>, grid, dim3(MOVE_THREADS), 0,
-                  *f);
+    const int rows = f->batch.rows, most = COMBINE_BLOCKS * stream->processors;
+    return launch(stream, f->dims.op == DTYPE_BF16 ? combine_kernel<__nv_bfloat16> : combine_kernel<__half>,
+                  dim3(rows < most ? rows : most, rows < 2 * stream->processors ? move_turns(f) : 1), dim3(MOVE_THREADS), 0, *f);
 }
 
 cudaError_t cuda_load_move(void)

@@ -5,36 +5,34 @@
  * Up to CUDA_ROUTE_SMALL slots it is one launch without any exchange between blocks: every warp ranks one slot by counting the
  * smaller keys, and every block builds a bitmap of the keys that occur, from which segment numbers follow. It depends on the batch
  * alone and so runs beside enter, and lets the next launch begin at once: gate_up fills its first stages of weights meanwhile.
- * Above, a counting sort: histogram by key for each block of slots, scan, scatter. Keys are (expert, adapter) while SORT_KEYS are
- * enough for them, or else experts: then one block an expert sorts its positions by adapter, and a last launch lines the segments
- * up, which takes twice as long. No atomic's order decides anything.
+ * Above, a counting sort, likewise in one launch beside enter: every block counts all slots by key, and those of the blocks before it
+ * by themselves, and puts its own in place. That is work that grows with the square of the slots, but spread over blocks: counting
+ * 64 Ki slots costs a block about what two more launches do. Keys are (expert, adapter) while SORT_KEYS are enough for them, or else
+ * experts: then one block an expert sorts its positions by adapter, and a last launch lines the segments up, which takes far longer.
+ * No atomic's order decides anything.
  */
 #include "kernels/cuda/device.cuh"
 
 #define SMALL_THREADS 256
 #define SMALL_ITEMS (SMALL_THREADS / 32)
 #define SORT_THREADS 256
+#define COUNT_AHEAD 8 /* slots a thread that are on their way at once */
 /* The bitmap of small batches: keys beyond this take the other way. */
 #define SMALL_KEYS (256 * 1024)
-/* Keys of the counting sort: two a thread of scan_kernel, and a byte each for 32 warps in scatter_kernel's shared memory. */
+/* Keys of the counting sort: two a thread, and in shared memory 8 bytes each and one more for each of 32 warps. */
 #define SORT_KEYS 2048
+#define SORT_KEY_BYTES (8 + 32)
 
 struct route_work {
-    int32_t *count; /* [blocks, keys] of the histogram, then how many slots of the key the blocks before have */
-    int32_t *base; /* [keys] first position of each key */
     int32_t *order; /* [N] sorted by expert alone */
     int32_t *segments; /* [experts] */
     int32_t *begin, *adapter; /* [N] an expert's segments, from its first position on */
 };
 
-static int route_blocks(int slots) { return (slots + CUDA_ROUTE_BLOCK - 1) / CUDA_ROUTE_BLOCK; }
-
 static struct route_work route_work_at(const struct kernel_forward *f)
 {
     struct route_work w;
-    w.count = (int32_t *)f->work + TILE_COUNTERS;
-    w.base = w.count + (size_t)route_blocks(f->batch.slots) * SORT_KEYS;
-    w.order = w.base + SORT_KEYS;
+    w.order = (int32_t *)f->work + TILE_COUNTERS;
     w.segments = w.order + f->batch.slots;
     w.begin = w.segments + f->dims.experts;
     w.adapter = w.begin + f->batch.slots;
@@ -43,7 +41,7 @@ static struct route_work route_work_at(const struct kernel_forward *f)
 
 size_t cuda_route_bytes(const struct kernel_dims *dims, int32_t max_slots)
 {
-    return 4 * (TILE_COUNTERS + (size_t)(route_blocks(max_slots) + 1) * SORT_KEYS + (size_t)dims->experts + 3 * (size_t)max_slots);
+    return 4 * (TILE_COUNTERS + (size_t)dims->experts + 3 * (size_t)max_slots);
 }
 
 /* ---- small batches ------------------------------------------------------------------------------------- */
@@ -140,23 +138,6 @@ __device__ __forceinline__ int slot_key(const struct kernel_forward &f, int slot
     return expert * per + f.batch.row[f.batch.slot_row[slot]].adapter + 1;
 }
 
-__global__ void __launch_bounds__(CUDA_ROUTE_BLOCK)
-    histogram_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int per)
-{
-    extern __shared__ int32_t shared[];
-    launch_begin();
-    tile_counters_clear(f);
-    const int keys = f.dims.experts * per, key = slot_key(f, blockIdx.x * CUDA_ROUTE_BLOCK + threadIdx.x, per);
-    for (int k = threadIdx.x; k < keys; k += CUDA_ROUTE_BLOCK)
-        shared[k] = 0;
-    __syncthreads();
-    if (key >= 0)
-        atomicAdd(&shared[key], 1);
-    __syncthreads();
-    for (int k = threadIdx.x; k < keys; k += CUDA_ROUTE_BLOCK)
-        w.count[(size_t)blockIdx.x * keys + k] = shared[k];
-}
-
 /* Exclusive sum over a block of 1024 threads; *total gets the whole. */
 __device__ __forceinline__ int block_scan(int value, int *total)
 {
@@ -175,34 +156,53 @@ __device__ __forceinline__ int block_scan(int value, int *total)
     return before + inclusive - value;
 }
 
-/* One block, two keys a thread. `segments_too`: a key is a segment. */
-__global__ void __launch_bounds__(1024)
-    scan_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int blocks, int per, bool segments_too)
+/* A block puts CUDA_ROUTE_BLOCK slots in place. `segments_too`: a key is a segment. */
+__global__ void __launch_bounds__(CUDA_ROUTE_BLOCK)
+    sort_kernel(const __grid_constant__ struct kernel_forward f, int per, bool segments_too, int32_t *order)
 {
-    launch_begin();
-    const int experts = f.dims.experts, keys = experts * per, first = 2 * threadIdx.x;
-    int count[2] = {}, total, segments;
-#pragma unroll 8
-    for (int b = 0; b < blocks; b++) {
+    extern __shared__ int32_t shared[];
+    launch_release(); /* as in route_small_kernel */
+    const int slots = f.batch.slots, experts = f.dims.experts, keys = experts * per, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int32_t *base = shared,
+            *before = shared + keys; /* slots of each key from this block's on, and of blocks before; then first positions */
+    uint8_t *warp_count = (uint8_t *)(before + keys); /* [32 warps, keys] of this block */
+    for (int i = threadIdx.x; i < keys * (SORT_KEY_BYTES / 4); i += CUDA_ROUTE_BLOCK)
+        shared[i] = 0;
+    const int slot = blockIdx.x * CUDA_ROUTE_BLOCK + threadIdx.x, mine = slot_key(f, slot, per);
+    __syncthreads();
+    const unsigned same = __match_any_sync(~0u, mine);
+    const int rank = __popc(same & ((1u << lane) - 1));
+    if (mine >= 0 && rank == 0)
+        warp_count[warp * keys + mine] = (uint8_t)__popc(same);
+    for (int first = 0; first < slots; first += COUNT_AHEAD * CUDA_ROUTE_BLOCK) {
+        int key[COUNT_AHEAD];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (first + i < keys) {
-                int n = w.count[(size_t)b * keys + first + i];
-                w.count[(size_t)b * keys + first + i] = count[i];
-                count[i] += n;
-            }
-        }
+        for (int i = 0; i < COUNT_AHEAD; i++)
+            key[i] = slot_key(f, first + i * CUDA_ROUTE_BLOCK + threadIdx.x, per);
+#pragma unroll
+        for (int i = 0; i < COUNT_AHEAD; i++)
+            if (key[i] >= 0)
+                atomicAdd(&shared[first / CUDA_ROUTE_BLOCK + i < (int)blockIdx.x ? keys + key[i] : key[i]], 1);
     }
+    __syncthreads();
+    const int k = 2 * threadIdx.x;
+    int count[2] = {}, total, segments;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (k + i < keys)
+            count[i] = base[k + i] + before[k + i];
     int offset = block_scan(count[0] + count[1], &total), segment = block_scan((count[0] > 0) + (count[1] > 0), &segments);
+    launch_wait();
+    tile_counters_clear(f);
+    const bool says = blockIdx.x == 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int key = first + i;
-        if (key >= keys)
-            break;
-        w.base[key] = offset;
-        if (key % per == 0)
+        const int key = k + i;
+        if (key < keys)
+            base[key] = offset;
+        if (says && key < keys && key % per == 0)
             f.routing.expert_offset[key / per] = offset;
-        if (segments_too && count[i] > 0) {
+        if (says && segments_too && count[i] > 0) {
             f.routing.segment_begin[segment] = offset;
             f.routing.segment_expert[segment] = key / per;
             f.routing.segment_adapter[segment] = key % per - 1;
@@ -210,37 +210,21 @@ __global__ void __launch_bounds__(1024)
         }
         offset += count[i];
     }
-    if (threadIdx.x == 0) {
+    if (says && threadIdx.x == 0) {
         f.routing.expert_offset[experts] = total;
         if (segments_too) {
             f.routing.segment_begin[segments] = total;
             *f.routing.segment_count = segments;
         }
     }
-}
-
-__global__ void __launch_bounds__(CUDA_ROUTE_BLOCK)
-    scatter_kernel(const __grid_constant__ struct kernel_forward f, struct route_work w, int per, int32_t *order)
-{
-    extern __shared__ uint8_t warp_count[]; /* [32 warps, keys] */
-    launch_begin();
-    const int keys = f.dims.experts * per, slot = blockIdx.x * CUDA_ROUTE_BLOCK + threadIdx.x, key = slot_key(f, slot, per),
-              warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int i = threadIdx.x; i < 8 * keys; i += CUDA_ROUTE_BLOCK)
-        ((uint32_t *)warp_count)[i] = 0;
     __syncthreads();
-    unsigned same = __match_any_sync(~0u, key);
-    int rank = __popc(same & ((1u << lane) - 1));
-    if (key >= 0 && rank == 0)
-        warp_count[warp * keys + key] = (uint8_t)__popc(same);
-    __syncthreads();
-    if (key >= 0) {
-        int position = w.base[key] + w.count[(size_t)blockIdx.x * keys + key] + rank;
+    if (mine >= 0) {
+        int position = base[mine] + before[mine] + rank;
         for (int i = 0; i < warp; i++)
-            position += warp_count[i * keys + key];
+            position += warp_count[i * keys + mine];
         order[position] = slot;
         f.routing.position[slot] = position;
-    } else if (slot < f.batch.slots) {
+    } else if (slot < slots) {
         f.routing.position[slot] = -1;
     }
 }
@@ -341,13 +325,9 @@ cudaError_t cuda_route(struct kernel_stream *stream, const struct kernel_forward
     }
     struct route_work w = route_work_at(f);
     const bool once = keys <= SORT_KEYS;
-    const int blocks = route_blocks(slots), per = once ? adapters + 1 : 1, sorted = experts * per;
-    cudaError_t e = launch(stream, histogram_kernel, dim3(blocks), dim3(CUDA_ROUTE_BLOCK), 4 * (size_t)sorted, *f, w, per);
-    if (e == cudaSuccess)
-        e = launch(stream, scan_kernel, dim3(1), dim3(1024), 0, *f, w, blocks, per, once);
-    if (e == cudaSuccess)
-        e = launch(stream, scatter_kernel, dim3(blocks), dim3(CUDA_ROUTE_BLOCK), 32 * (size_t)sorted, *f, w, per,
-                   once ? f->routing.order : w.order);
+    const int blocks = (slots + CUDA_ROUTE_BLOCK - 1) / CUDA_ROUTE_BLOCK, per = once ? adapters + 1 : 1;
+    cudaError_t e = launch(stream, sort_kernel, dim3(blocks), dim3(CUDA_ROUTE_BLOCK), SORT_KEY_BYTES * (size_t)(experts * per), *f, per,
+                           once, once ? f->routing.order : w.order);
     if (e == cudaSuccess && !once)
         e = launch(stream, adapter_sort_kernel, dim3(experts), dim3(SORT_THREADS), 4 * ((size_t)adapters + 1), *f, w, adapters);
     if (e == cudaSuccess && !once)
@@ -359,11 +339,7 @@ cudaError_t cuda_load_route(void)
 {
     cudaError_t e = load(route_small_kernel, 4 * (CUDA_ROUTE_SMALL + SMALL_KEYS / 32));
     if (e == cudaSuccess)
-        e = load(histogram_kernel, 0);
-    if (e == cudaSuccess)
-        e = load(scan_kernel, 0);
-    if (e == cudaSuccess)
-        e = load(scatter_kernel, 32 * SORT_KEYS);
+        e = load(sort_kernel, SORT_KEY_BYTES * SORT_KEYS);
     if (e == cudaSuccess)
         e = load(adapter_sort_kernel, 0);
     return e == cudaSuccess ? load(segment_kernel, 0) : e;

@@ -9,7 +9,7 @@
 #define MOVE_THREADS 256
 /* Slots of a row whose y are in flight at once. */
 #define COMBINE_SLOTS 8
-#define COMBINE_BLOCKS 3 /* a multiprocessor */
+#define COMBINE_BLOCKS 4 /* a multiprocessor */
 #define ENTER_BLOCKS 4 /* likewise; they leave room for route's */
 
 /* 2 or 4 bytes at any address. */

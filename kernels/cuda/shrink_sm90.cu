@@ -551,9 +551,7 @@ __device__ __forceinline__ void shrink_multiply(const struct kernel_forward &f, 
                 *at = make_float4(sum[m][n][0], sum[m][n][1], sum[m][n][2], sum[m][n][3]);
         }
     }
-    __syncwarp();
-    if (lane == 0)
-        barrier_arrive(smem_address(&s->turn[last ? 0 : warp + 1]));
+    barrier_arrive(smem_address(&s->turn[last ? 0 : warp + 1])); /* each lane for itself: racecheck follows no __syncwarp */
     if (last)
         shrink_store<OP, DOWN, MT, NT>(f, u, sum);
 }
@@ -625,7 +623,7 @@ __global__ void __launch_bounds__(SHRINK_THREADS, 1) shrink_sm90_kernel(const __
             barrier_init(smem_address(&s->rows_full[i]), 32);
         }
         for (int i = threadIdx.x / 32; i < CHAINS; i += SHRINK_THREADS / 32)
-            barrier_init(smem_address(&s->turn[i]), 1);
+            barrier_init(smem_address(&s->turn[i]), 32);
         fence_async_proxy();
     }
     __syncthreads();

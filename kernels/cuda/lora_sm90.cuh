@@ -188,6 +188,48 @@ __device__ __forceinline__ void lora_load_b(uint4 (&v)[M], uint32_t b, uint32_t 
     }
 }
 
+/* A thread's part of the rows of s of two eights of columns; zeros where `mine`, a bit each, is not set. 8 bytes, or 16 of 2 PARTS. */
+template <bool DOWN, int PARTS> __device__ __forceinline__ void lora_load_s(uint4 (&s)[2], uint32_t at, uint32_t mine)
+{
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const uint32_t from = at + j * 8 * (DOWN ? 1 : 2) * LORA_S_BYTES, in = mine & 1u << j;
+        if (PARTS == 2) {
+            s[j] = shared_load_16(from, in);
+        } else {
+            const uint2 half = shared_load_8(from, in);
+            s[j] = make_uint4(half.x, half.y, 0, 0);
+        }
+    }
+}
+
+/* acc += B s for eights J and J + 1 of columns, those that `touched` has bits of. Products that wait for one another are kept apart. `a`:
+ * the fragments of B. */
+template <typename OP, int M, int N, int PARTS, int J>
+__device__ __forceinline__ void lora_pair(float (&acc)[M][N / 2], const uint32_t (&a)[M][PARTS][4], const uint4 (&s)[2], uint32_t touched)
+{
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+#pragma unroll
+        for (int j = 0; j < 2 && J + j < N / 8; j++) {
+            if (!(touched & 1u << (J + j)))
+                continue;
+#pragma unroll
+            for (int m = 0; m < M; m++)
+                mma_16816<OP>(acc[m] + 4 * (J + j), a[m][p][0], a[m][p][1], a[m][p][2], a[m][p][3], p ? s[j].z : s[j].x,
+                              p ? s[j].w : s[j].y);
+        }
+    }
+}
+
+/* What a thread has of the piece whose turn is next. */
+template <int M> struct lora_next {
+    uint4 v[M]; /* of B */
+    uint4 s[2]; /* of the first pair of eights of columns that the run touches */
+    uint32_t touched; /* those eights, the same for all threads */
+    uint32_t mine; /* those in which the thread's row is of the run, and its ranks are of the piece */
+};
+
 /* acc += B s of one stage, for M tiles of 16 rows a warp, 64 rows apart; `local` is the warp's first group in the tile of GROUPS groups.
  *
  * Gate's ranks and up's are summed by one instruction, of 8 ranks each and zeros in gate's rows for up's ranks, in up's for gate's: a row
@@ -195,34 +237,37 @@ __device__ __forceinline__ void lora_load_b(uint4 (&v)[M], uint32_t b, uint32_t 
 template <typename OP, bool DOWN, int M, int N, int GROUPS>
 __device__ __forceinline__ void lora_fold(float (&acc)[M][N / 2], uint32_t at, const struct lora_stage *stage, int local)
 {
-    /* The sums of wide tiles leave few registers: there, a piece's two instructions are two passes, and loads wait. */
-    constexpr int EIGHTS = 2, PASSES = !DOWN && M == 2 ? 2 : 1, PARTS = DOWN || PASSES == 2 ? 1 : 2;
-    constexpr bool AHEAD = M == 1;
+    /* The sums of large wide tiles leave few registers: there, a piece's two instructions are two passes, and loads wait. */
+    constexpr int PASSES = !DOWN && M == 2 && N > 96 ? 2 : 1, PARTS = DOWN || PASSES == 2 ? 1 : 2;
+    constexpr bool AHEAD = M == 1 || N <= 128;
     constexpr uint32_t PIECE = GROUPS * 16 * LORA_S_BYTES, S_ROW = (DOWN ? 1 : 2) * LORA_S_BYTES;
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, pieces = stage->pieces;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, turns = stage->pieces * PASSES;
     const uint32_t s_at = at + LORA_B_BYTES + g * S_ROW + t * (DOWN ? 8 : 16);
     const uint32_t row = DOWN ? local * 16 + 2 * g : local * 8 + g,
                    select = DOWN || t < 2 ? 0x4410 : 0x4432; /* of gate's eights and up's */
     const bool odd = g / 2 % 2; /* the other way round: no bank is met twice */
     const uint32_t b = DOWN ? at + t * 8 : at + t / 2 * (PIECE / 2) + t % 2 * 16;
-    auto eights_of = [&](const uint2 &piece) { return __byte_perm(piece.y, 0, select); };
-    auto has = [&](uint32_t eights) { return DOWN ? (uint32_t)t < 2 * eights : t % 2 < eights; };
-    const uint2 *piece = reinterpret_cast<const uint2 *>(stage->piece);
-    uint2 now = piece[0];
-    uint32_t eights = eights_of(now);
-    uint4 v[M];
-    lora_load_b<DOWN, M, PARTS>(v, b, row, odd, eights, has(eights));
+    struct lora_next<M> next;
+    auto load = [&](int i) {
+        const uint2 piece = reinterpret_cast<const uint2 *>(stage->piece)[min(i, turns - 1) / PASSES];
+        const uint32_t eights = __byte_perm(piece.y, 0, select), pass = i % PASSES * 8;
+        const bool has = i < turns && (DOWN ? (uint32_t)t < 2 * eights : t % 2 < eights);
+        lora_load_b<DOWN, M, PARTS>(next.v, b + i / PASSES * PIECE + pass, row, odd, eights, has);
+        const uint32_t ends = piece.x + (uint32_t)(7 - g) * 0x10001, begin = (piece.x & 0xffff) / 8, low = (ends & 0xffff) / 8;
+        next.touched = bits_from(begin, ((piece.x >> 16) + 7) / 8 - begin);
+        next.mine = has ? bits_from(low, (ends >> 19) - low) : 0;
+        lora_load_s<DOWN, PARTS>(next.s, s_at + pass + begin / 2 * 16 * S_ROW, next.mine >> begin / 2 * 2);
+    };
+    if (AHEAD)
+        load(0);
 #pragma unroll 1
-    for (int i = 0; i < pieces * PASSES; i++) {
-        if (!AHEAD) {
-            now = piece[i / PASSES];
-            eights = eights_of(now);
-            lora_load_b<DOWN, M, PARTS>(v, b + i / PASSES * PIECE + i % PASSES * 8, row, odd, eights, has(eights));
-        }
+    for (int i = 0; i < turns; i++) {
+        if (!AHEAD)
+            load(i);
         uint32_t a[M][PARTS][4];
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            const uint32_t part[4] = {v[m].x, v[m].y, v[m].z, v[m].w};
+            const uint32_t part[4] = {next.v[m].x, next.v[m].y, next.v[m].z, next.v[m].w};
 #pragma unroll
             for (int k = 0; k < 2 * PARTS; k++) {
                 const bool up = t >= 2;
@@ -230,45 +275,38 @@ __device__ __forceinline__ void lora_fold(float (&acc)[M][N / 2], uint32_t at, c
                 a[m][k / 2][k % 2 * 2 + 1] = DOWN ? (odd ? part[k] : part[k + 2]) : up ? part[k] : 0;
             }
         }
-        /* The eights of the tile that the run touches; those in which the thread's row g is of the run and its ranks are of the piece. The
-         * first are equal in all lanes: said by a reduction, it is what the compiler believes, and branches and products on it need nothing
-         * to bring lanes together. */
-        const uint32_t ends = now.x + (uint32_t)(7 - g) * 0x10001, begin = (now.x & 0xffff) / 8, low = (ends & 0xffff) / 8;
-        const uint32_t touched = __reduce_max_sync(~0u, bits_from(begin, ((now.x >> 16) + 7) / 8 - begin));
-        const uint32_t mine = has(eights) ? bits_from(low, (ends >> 19) - low) : 0;
-        if (AHEAD) { /* of the products with this piece */
-            now = piece[min(i + 1, pieces - 1)];
-            eights = eights_of(now);
-            lora_load_b<DOWN, M, PARTS>(v, b + (i + 1) * PIECE, row, odd, eights, has(eights) && i + 1 < pieces);
-        }
-#pragma unroll
-        for (int j0 = 0; j0 < N / 8; j0 += EIGHTS) {
-            /* Two eights at a time: their loads, then their products, of which those that wait for one another are kept apart. */
-            if (!(touched & ((1u << EIGHTS) - 1) << j0))
-                continue;
-            uint4 s[EIGHTS];
-#pragma unroll
-            for (int j = 0; j < EIGHTS && j0 + j < N / 8; j++) {
-                const uint32_t from = s_at + 8 * (j0 + j) * S_ROW, in = mine & 1u << (j0 + j);
-                if (PARTS == 2) {
-                    s[j] = shared_load_16(from, in);
-                } else {
-                    const uint2 half = shared_load_8(PASSES == 2 ? from + i % 2 * 8 : from, in);
-                    s[j] = make_uint4(half.x, half.y, 0, 0);
-                }
-            }
-#pragma unroll
-            for (int p = 0; p < PARTS; p++) {
-#pragma unroll
-                for (int j = 0; j < EIGHTS && j0 + j < N / 8; j++) {
-                    if (!(touched & 1u << (j0 + j)))
-                        continue;
-#pragma unroll
-                    for (int m = 0; m < M; m++)
-                        mma_16816<OP>(acc[m] + 4 * (j0 + j), a[m][p][0], a[m][p][1], a[m][p][2], a[m][p][3], p ? s[j].z : s[j].x,
-                                      p ? s[j].w : s[j].y);
-                }
-            }
+        uint4 s[2] = {next.s[0], next.s[1]};
+        /* Equal in all lanes: said by a reduction, it is what the compiler believes, and branches and products on it need nothing to bring
+         * lanes together. */
+        const uint32_t touched = __reduce_max_sync(~0u, next.touched), mine = next.mine, from = s_at + i % PASSES * 8;
+        if (AHEAD) /* under way beside the products with this piece; past the last, nothing is read */
+            load(i + 1);
+        /* From the first pair of eights to the last. A look at each pair would take longer than most runs' products. */
+        switch ((__ffs(touched) - 1) / 2) {
+#define LORA_PAIR(k)                                                                                                                       \
+    case k:                                                                                                                                \
+        if (2 * k < N / 8)                                                                                                                 \
+            lora_pair<OP, M, N, PARTS, 2 * k>(acc, a, s, touched);                                                                         \
+        if (2 * k + 2 >= N / 8 || touched >> (2 * k + 2) % 32 == 0)                                                                        \
+            break;                                                                                                                         \
+        lora_load_s<DOWN, PARTS>(s, from + (2 * k + 2) * 8 * S_ROW, mine >> (2 * k + 2) % 32)
+            LORA_PAIR(0);
+            LORA_PAIR(1);
+            LORA_PAIR(2);
+            LORA_PAIR(3);
+            LORA_PAIR(4);
+            LORA_PAIR(5);
+            LORA_PAIR(6);
+            LORA_PAIR(7);
+            LORA_PAIR(8);
+            LORA_PAIR(9);
+            LORA_PAIR(10);
+            LORA_PAIR(11);
+            LORA_PAIR(12);
+            LORA_PAIR(13);
+            LORA_PAIR(14);
+            LORA_PAIR(15);
+#undef LORA_PAIR
         }
     }
 }

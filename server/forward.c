@@ -18,23 +18,36 @@
 
 /* ---- the body --------------------------------------------------------------------------------------------------- */
 
-/* Whether the staging memory's answer is yes; else the request has failed. */
-static bool forward_granted(struct http_request *r, enum engine_code code, size_t bytes)
+/* Staging memory that the request holds by now. */
+static size_t forward_held(const struct forward *f)
 {
-    switch (code) {
-    case ENGINE_OK: return true;
-    case ENGINE_QUEUE_FULL:
-        http_fail(r, 429, "too_many_bytes_in_flight", "requests in flight hold all of --max-inflight-bytes; try again");
-        return false;
-    case ENGINE_TOO_LARGE:
-        http_fail(r, 413, "too_large", "the request needs %zu bytes of memory; --max-inflight-bytes allows %" PRId64, bytes,
-                  r->server->options->max_inflight_bytes);
-        return false;
-    default: http_fail_memory(r); return false;
+    size_t held = f->capacity;
+    for (int32_t i = 0; i < f->infer.inputs; i++) {
+        const struct proto_tensor *tensor = &f->infer.input[i];
+        held += tensor->owned && tensor->dtype != DTYPE_BYTES ? tensor->bytes : 0;
     }
+    return held;
 }
 
-static bool forward_acquire(struct http_request *r, struct forward *f, size_t bytes, void **out)
+/* Whether the staging memory's answer is yes; else the request has failed. Who could not have so much even alone is not told to try again. */
+static bool forward_granted(struct http_request *r, enum engine_code code, size_t bytes)
+{
+    int64_t limit = r->server->options->max_inflight_bytes;
+    size_t needed = forward_held(r->state) + bytes;
+    if (code == ENGINE_OK)
+        return true;
+    if (code == ENGINE_TOO_LARGE || (code == ENGINE_QUEUE_FULL && needed > (uint64_t)limit))
+        http_fail(r, 413, "too_large", "the request needs %zu bytes of memory; --max-inflight-bytes allows %" PRId64, needed, limit);
+    else if (code == ENGINE_QUEUE_FULL)
+        http_fail(r, 429, "too_many_bytes_in_flight",
+                  "the request needs %zu bytes of memory; too many of the %" PRId64 " of --max-inflight-bytes are taken; try again", needed,
+                  limit);
+    else
+        http_fail_memory(r);
+    return false;
+}
+
+bool forward_acquire(struct http_request *r, struct forward *f, size_t bytes, void **out)
 {
     return forward_granted(r, engine_staging_acquire(f->engine, bytes, out), bytes);
 }

@@ -36,6 +36,8 @@ struct forward {
     int64_t answered_ns;
 };
 
+/* Staging memory for the request; false: it has failed, and *out is as it was. */
+bool forward_acquire(struct http_request *r, struct forward *f, size_t bytes, void **out);
 /* proto_caller's: whether `hidden` has the model's width. `context` is the request. */
 enum proto_code forward_look(void *context, const struct proto_tensor *tensor, struct proto_error *error);
 /* Checks names, shapes and ranges against the model, takes adapter references and fills f->request. False: the request has failed. */

@@ -375,19 +375,8 @@ bool forward_prepare(struct http_request *r, struct forward *f)
     size_t slots = (size_t)f->slots, rows = (size_t)f->rows;
     size_t arrays = slots * (sizeof(int32_t) + sizeof(float)) + (2 * rows + 1) * sizeof(int32_t);
     f->room = ((arrays < FORWARD_HEAD_ROOM ? FORWARD_HEAD_ROOM : arrays) + 63) & ~(size_t)63;
-    size_t bytes = f->room + in.hidden->bytes;
-    enum engine_code code = engine_staging_acquire(f->engine, bytes, &f->work);
-    if (code != ENGINE_OK) {
-        f->work = NULL;
-        if (code == ENGINE_QUEUE_FULL)
-            http_fail(r, 429, "too_many_bytes_in_flight", "requests in flight hold all of --max-inflight-bytes; try again");
-        else if (code == ENGINE_TOO_LARGE)
-            http_fail(r, 413, "too_large", "the reply needs %zu bytes; --max-inflight-bytes allows %" PRId64, bytes,
-                      r->server->options->max_inflight_bytes);
-        else
-            http_fail_memory(r);
+    if (!forward_acquire(r, f, f->room + in.hidden->bytes, &f->work))
         return false;
-    }
     f->out = (char *)f->work + f->room;
     int32_t *ids = f->work;
     float *weights = (float *)(ids + slots);

@@ -290,7 +290,7 @@ def test_long_json_is_bounded_and_holds_nobody_up():
     with Server("--max-inflight-bytes", "24M", "--max-body-bytes", "64M") as server:
         ids = b",".join([b"0"] * 4_000_000)
         body = b'{"inputs":[{"name":"expert_ids","datatype":"INT64","shape":[4000000],"data":[' + ids + b"]}]}"
-        check_error(server.call("POST", "/moe/forward", body), 413, "too_large", "--max-inflight-bytes", "32000000")
+        check_error(server.call("POST", "/moe/forward", body), 413, "too_large", "--max-inflight-bytes", str(len(body) + 32000000))
         ids = b",".join([b"0"] * 2_000_000)
         body = b'{"inputs":[{"name":"expert_ids","datatype":"INT64","shape":[2000000],"data":[' + ids + b"]}]}"
         check_error(server.call("POST", "/moe/forward", body), 400, "bad_request", "hidden")

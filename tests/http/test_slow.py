@@ -297,10 +297,44 @@ def test_bytes_in_flight():
             a.sendall(HEAD + b"Content-Length: 3000000\r\n\r\n" + b"x" * 200000)
             eventually(lambda: staging(s) >= 3000000)  # the whole, when a sixteenth has come
             r = s.call("POST", "/moe/forward", b"x" * 2000000)
-            check_error(r, 429, "too_many_bytes_in_flight")
+            check_error(r, 429, "too_many_bytes_in_flight", "2000000", "4194304")
             assert r.headers["retry-after"] and r.headers["connection"] == "close", r
             assert forward(s, tokens()).status == 200, "small ones still fit"
         eventually(lambda: s.call("POST", "/moe/forward", b"x" * 2000000).status == 400)
+
+
+def test_more_bytes_than_all_may_have():
+    """Who needs more than --max-inflight-bytes even alone is told so, and not to try again: with its body, with its body while that grows, with
+    the tensors from its JSON, with its reply."""
+    with Server("--max-inflight-bytes", "1M", "--max-body-bytes", "4M") as s:
+        def padded(rows, length, binary):
+            body, headers = forward_body(tokens(rows), binary)
+            head = int(headers.get("Inference-Header-Content-Length", len(body)))
+            blank = max(0, length - len(body))
+            return body[:head] + b" " * blank + body[head:], {"Inference-Header-Content-Length": str(head + blank)} if binary else {}
+
+        def chunks(body):
+            for i in range(0, len(body), 20000):
+                yield body[i:i + 20000]
+
+        whole, headers = padded(4, 1000000, binary=True)
+        check_error(s.call("POST", "/moe/forward", whole + b" " * 100000, headers), 413, "too_large", str(len(whole) + 100000), "1048576")
+        with s.connect() as c:  # in two pieces, of which the first is too short for the whole to be taken
+            c.sendall(HEAD + b"Content-Length: 1040000\r\n\r\n" + b"x" * 10000)
+            eventually(lambda: staging(s) == 65000)
+            c.sendall(b"x" * 100000)
+            check_error(read_reply(c)[0], 413, "too_large", "1105000", "1048576")
+        eventually(lambda: staging(s) == 0)
+        chunked = s.call("POST", "/moe/forward", chunks(whole), headers)  # a body without a length is sent in chunks
+        check_error(chunked, 413, "too_large", "1048576")
+        body, headers = padded(2200, 0, binary=True)
+        assert 563200 < len(body) < 650000, len(body)  # of which hidden has 563,200, as has the reply
+        check_error(s.call("POST", "/moe/forward", body, headers), 413, "too_large", "1048576")
+        body, headers = padded(1000, 900000, binary=False)
+        assert len(body) == 900000, len(body)  # and hidden has 256,000
+        check_error(s.call("POST", "/moe/forward", body, headers), 413, "too_large", "1156000", "1048576")
+        eventually(lambda: staging(s) == 0)
+        assert forward(s, tokens()).status == 200
 
 
 def test_heads_alone_hold_no_memory():

@@ -65,6 +65,7 @@ static const struct problem_options cases[] = {
      .weight_on_input = true},
     {.experts = 3, .hidden = 48, .inter = 8, .rows = 12, .k = 2, .weight_on_input = true, .skipped = 2, .mixed_dtypes = true},
     {.experts = 64, .hidden = 160, .inter = 32, .rows = 9, .k = 8, .adapters = 4, .rank = 16},
+    {.experts = 64, .hidden = 160, .inter = 32, .rows = 8, .k = 8, .adapters = 4, .rank = 16, .skipped = 2},
     {.experts = 2, .hidden = 320, .inter = 288, .rows = 64, .k = 1, .spread = SPREAD_ONE, .bias = true, .activation = KERNEL_ACT_GPT_OSS},
     {.experts = 7, .hidden = 40, .inter = 72, .rows = 11, .k = 1, .skipped = 1}, /* no slot is valid */
     /* So wide that one expert's rows don't fit a thread's scratch, and that they are too wide for tiles. */

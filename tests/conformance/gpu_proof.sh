@@ -80,7 +80,7 @@ fi
 [ -n "$logs" ] || logs=$(mktemp -d)
 mkdir -p "$logs" || exit 1
 logs=$(cd "$logs" && pwd)
-rm -f "$logs"/*.status
+rm -f "$logs"/*.status "$logs"/*.pid
 export EXPERTD_FIXTURES=$tests/fixtures
 export EXPERTD TRAP
 EXPERTD=$(program server/expertd)
@@ -91,8 +91,11 @@ export PYTHONDONTWRITEBYTECODE=1
 check() {
     local name=$1 limit=$2 began=$EPOCHREALTIME rc word
     shift 2
-    timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1
+    timeout -k 5 "$limit" "$@" >"$logs/$name.log" 2>&1 &
+    echo $! >"$logs/$name.pid"
+    wait $!
     rc=$?
+    rm -f "$logs/$name.pid"
     case $rc in
     0) word=passed ;;
     77) word=skipped ;;
@@ -170,11 +173,12 @@ golden() {
 export -f program sanitize golden
 export bin tests
 
-# Whoever ends this script ends its checks: left behind, they would share the device with what is measured next.
+# Whoever ends this script ends its checks: left behind, they would share the device with what is measured next. By their numbers: a signal
+# to all of this script's group has ended the shells that wait for them, but not them, which have groups of their own.
 stop() {
-    local pid
-    for pid in $(jobs -rp); do
-        pkill -TERM -P "$pid" || true
+    local file
+    for file in "$logs"/*.pid; do
+        [ ! -e "$file" ] || kill -TERM "$(cat "$file")" 2>/dev/null || true
     done
 }
 trap stop EXIT

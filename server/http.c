@@ -344,7 +344,7 @@ static bool http_start_work(struct http_request *r)
 {
     if (workers_submit(r->workers, &r->job))
         return true;
-    http_fail(r, 429, "queue_full", "too many calls of this kind wait already");
+    http_fail(r, 429, "queue_full", "%d calls of this kind wait already, and no more may", workers_most(r->workers));
     return false;
 }
 
@@ -489,7 +489,7 @@ static void http_account(struct http_request *r, enum MHD_RequestTerminationCode
         bool expired = r->connection->expired;
         pthread_mutex_unlock(&r->connection->lock);
         if (expired) {
-            http_fail(r, 408, "timeout", "the request's body did not arrive in time");
+            http_fail(r, 408, "timeout", "the request's body did not arrive within %.0f s", (double)(now - r->head_ns) * 1e-9);
         } else {
             r->code = "client_gone";
         }
@@ -619,7 +619,8 @@ static void http_opened(struct http_daemon *d, struct MHD_Connection *mhd, void 
         return;
     }
     pthread_mutex_lock(&c->lock);
-    c->deadline_ns = server_now_ns() + http_head_limit_ns(server);
+    c->phase_ns = server_now_ns();
+    c->deadline_ns = c->phase_ns + http_head_limit_ns(server);
     pthread_mutex_unlock(&c->lock);
 }
 

@@ -70,10 +70,12 @@ void watch_expire_soon(struct connection *c)
 
 bool watch_enter(struct connection *c, enum connection_phase phase, int64_t limit_ns)
 {
-    int64_t deadline = limit_ns ? server_now_ns() + limit_ns : 0;
+    int64_t now = server_now_ns(), deadline = limit_ns ? now + limit_ns : 0;
     pthread_mutex_lock(&c->lock);
     bool good = c->phase != CONNECTION_CUT;
     if (good) {
+        if (c->phase != phase)
+            c->phase_ns = now;
         c->phase = phase;
         c->deadline_ns = deadline;
         if (phase != CONNECTION_IDLE)
@@ -86,21 +88,21 @@ bool watch_enter(struct connection *c, enum connection_phase phase, int64_t limi
 /* The deadline of a phase has passed. */
 static void watch_expire(struct connection *c)
 {
-    char text[REPLY_RAW_MAX];
+    char text[REPLY_RAW_MAX], why[96];
+    double seconds = (double)(server_now_ns() - c->phase_ns) * 1e-9;
     c->expired = true;
     switch (c->phase) {
     case CONNECTION_HEAD:
     case CONNECTION_BODY:
+        snprintf(why, sizeof why, "the request's %s did not arrive within %.0f s", c->phase == CONNECTION_HEAD ? "head" : "body", seconds);
         watch_cut_locked(c, text,
-                         reply_raw_error(text, sizeof text, 408, "timeout",
-                                         c->phase == CONNECTION_HEAD ? "the request's head did not arrive in time"
-                                                                     : "the request's body did not arrive in time",
-                                         c->phase == CONNECTION_HEAD ? NULL : c->request_id));
+                         reply_raw_error(text, sizeof text, 408, "timeout", why, c->phase == CONNECTION_HEAD ? NULL : c->request_id));
         shutdown(c->fd, SHUT_RD);
         break;
     case CONNECTION_IDLE:
+        snprintf(why, sizeof why, "no request arrived within %.0f s", seconds);
         if (c->fresh)
-            watch_cut_locked(c, text, reply_raw_error(text, sizeof text, 408, "timeout", "no request arrived in time", NULL));
+            watch_cut_locked(c, text, reply_raw_error(text, sizeof text, 408, "timeout", why, NULL));
         watch_shut(c);
         break;
     case CONNECTION_REPLY:

@@ -37,6 +37,7 @@ struct connection {
     pthread_mutex_t lock;
     int fd; /* a duplicate of libmicrohttpd's */
     enum connection_phase phase;
+    int64_t phase_ns; /* when it began */
     int64_t deadline_ns; /* of the phase; 0 none */
     bool fresh; /* no request has been seen yet */
     bool gone; /* the peer has closed its sending side */

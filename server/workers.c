@@ -52,6 +52,8 @@ struct workers *workers_create(int threads, int max_waiting)
     return w;
 }
 
+int workers_most(const struct workers *w) { return w->max_waiting; }
+
 void workers_destroy(struct workers *w)
 {
     if (!w)

@@ -17,6 +17,7 @@ struct workers_job {
 struct workers *workers_create(int threads, int max_waiting); /* NULL: no memory or threads */
 /* Runs what was accepted, then ends the threads. NULL is fine. */
 void workers_destroy(struct workers *workers);
+int workers_most(const struct workers *workers); /* that may wait */
 /* The job is the caller's memory and alive until run returns. False: too many wait. */
 bool workers_submit(struct workers *workers, struct workers_job *job);
 

@@ -8,7 +8,8 @@
 hidden is [T, H] of floats. They are sent as `datatype`, "BF16", "FP16" or "FP32", which unless given is FP16 for float16 and else FP32;
 bfloat16 bits, which numpy has as uint16, are sent as they are, and only with datatype="BF16". expert_ids and expert_weights are
 [T, K], from your router. adapters names one adapter for each row, "" for none. `out` is [T, H] of that datatype; from_bf16 widens BF16's
-bits. Arguments that make no sense are a ValueError before anything is sent; what the server refuses is a Failure.
+bits. Arguments that make no sense are a ValueError before anything is sent; what the server refuses is a Failure; a connection that fails is
+an OSError or an http.client.HTTPException, and the next call opens a new one. A Client is for one thread at a time: take one for each.
 
 Run as a program it posts a batch to a running server and says what came back:
 
@@ -21,6 +22,7 @@ import argparse
 import http.client
 import json
 import os
+import select
 import socket
 import struct
 import sys
@@ -125,9 +127,19 @@ class Client:
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def call(self, method, path, body=None, headers=None):
-        self.connection.request(method, path, body, {**self.headers, **(headers or {})})
-        response = self.connection.getresponse()
-        data = response.read()
+        # Between two calls a server says nothing: what can be read is its end of the connection, idle for too long or restarted.
+        if self.connection.sock:
+            poll = select.poll()
+            poll.register(self.connection.sock, select.POLLIN)
+            if poll.poll(0):
+                self.connection.close()
+        try:
+            self.connection.request(method, path, body, {**self.headers, **(headers or {})})
+            response = self.connection.getresponse()
+            data = response.read()
+        except (OSError, http.client.HTTPException):
+            self.connection.close()
+            raise
         if response.status >= 300:
             raise Failure(response.status, data)
         return response, data
@@ -209,6 +221,10 @@ def main():
         with open(arguments.key_file, encoding="utf-8") as file:
             key = file.readline().strip()
     client = Client(arguments.url, key)
+    try:
+        client.get("/health/live")
+    except OSError as error:
+        sys.exit(f"example_client.py: {arguments.url}: {error}")
     layer, hidden, ids, weights, adapters, want = fixture_batch(client, arguments.fixture) if arguments.fixture else random_batch(client)
     started = time.perf_counter()
     out, info = client.forward(hidden, ids, weights, layer=layer, adapters=adapters, datatype="BF16")
@@ -229,5 +245,5 @@ def main():
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (Failure, OSError, ValueError) as failure:
+    except (Failure, OSError, ValueError, http.client.HTTPException) as failure:
         sys.exit(f"example_client.py: {failure}")

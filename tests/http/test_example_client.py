@@ -93,4 +93,48 @@ def test_urls():
         refuses(words, example.Client, url)
 
 
+def test_connections_that_end():
+    """A server that was restarted between two calls is not noticed; one that goes away, or is not there, is one error, not one for ever."""
+    folder = tempfile.mkdtemp(prefix="expertd-http-")
+    url = "unix:" + os.path.join(folder, "s")
+    with Server(listen=(url,)):
+        client = example.Client(url)
+        assert client.get("/health/live")
+    for _ in range(2):
+        try:
+            client.get("/health/live")
+        except OSError:
+            pass
+        else:
+            raise AssertionError("nobody listens, and nothing was raised")
+    with Server(listen=(url,)):
+        assert client.forward(HIDDEN, IDS, WEIGHTS)[0].shape == (3, 64)
+    with Server(listen=(url,)):
+        assert client.forward(HIDDEN, IDS, WEIGHTS)[0].shape == (3, 64), "restarted between two calls"
+    shutil.rmtree(folder, ignore_errors=True)
+
+    with socket.socket() as listener:  # cuts one request off in the middle, and answers the next
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def serve():
+            for answer in (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"):
+                peer = listener.accept()[0]
+                peer.recv(65536)
+                peer.sendall(answer)
+                peer.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        client = example.Client(f"127.0.0.1:{listener.getsockname()[1]}")
+        try:
+            client.get("/")
+        except (OSError, http.client.HTTPException):
+            pass
+        else:
+            raise AssertionError("half an answer is no failure")
+        assert client.get("/") == {}
+        thread.join(10)
+
+
 run(globals())

@@ -5,7 +5,8 @@
  * Each client draws a few distinct requests once and repeats them. The first reply to each is kept, and every later reply to it has to
  * have the same bits, whatever else the server was computing: a row's bits don't depend on its company. While requests are counted, a
  * long reply is compared in one window, which moves on from reply to reply: comparing all of 16 MiB would take the client a fifth as long
- * as the whole request, and the rate would be its own. When no client gets any answer for GIVE_UP_S, all stop. Latency is what the client
+ * as the whole request, and the rate would be its own. When no client gets any answer for GIVE_UP_S, all stop, and so they do when each
+ * was told HOPELESS times, and nothing else, that its requests are wrong. Latency is what the client
  * sees, from the first byte sent to the last byte read; overhead is latency less the server's own queue and compute time.
  */
 #include "tests/bench/load.h"
@@ -25,6 +26,7 @@
 #define DISTINCT 4 /* requests a client alternates between */
 #define MAX_ADAPTERS 1024
 #define WINDOW ((size_t)32 << 10) /* bytes compared of a counted reply */
+#define HOPELESS (2 * DISTINCT) /* each request twice */
 #define STATUSES 600 /* HTTP statuses are below; what is not, counts as 0 */
 #define GIVE_UP_S 3
 
@@ -62,7 +64,7 @@ struct worker {
     char first_error[256]; /* of what counts as failed */
 };
 
-static atomic_bool counting, stopping;
+static atomic_bool counting, stopping, hopeless;
 static const char *const failure_name[HTTP_FAILURES] = {
     [HTTP_NO_CONNECTION] = "no connection", [HTTP_TIMED_OUT] = "timed out", [HTTP_CUT_OFF] = "cut off"};
 
@@ -283,6 +285,7 @@ static void *work(void *arg)
     struct http_client client;
     http_client_init(&client, w->settings->url, w->settings->key);
     double silent_since = 0;
+    int wrong = 0; /* answers in a row that blame the request; -1 once there was another */
     for (int i = 0; !atomic_load(&stopping); i++) {
         struct body *b = &w->body[i % DISTINCT];
         struct http_reply reply;
@@ -294,6 +297,8 @@ static void *work(void *arg)
         else if (silent_since <= 0)
             silent_since = start;
         atomic_store(&w->silent_ms, answered ? 0 : (int)((now() - silent_since) * 1e3));
+        const bool blamed = answered && reply.status >= 400 && reply.status < 500 && reply.status != 408 && reply.status != 429;
+        wrong = blamed && wrong >= 0 ? wrong + 1 : answered ? -1 : wrong;
         if (answered && reply.status == 200) {
             bool counted = atomic_load(&counting);
             check_reply(w, b, &reply, !counted);
@@ -309,6 +314,11 @@ static void *work(void *arg)
             snprintf(w->first_error, sizeof w->first_error, "no answer: %s", failure_name[client.failure]);
         else if (!w->first_error[0] && reply.status != 429)
             snprintf(w->first_error, sizeof w->first_error, "%d %.200s", reply.status, reply.body);
+        if (wrong == HOPELESS) { /* the next would be answered likewise */
+            atomic_store(&hopeless, true);
+            atomic_store(&w->silent_ms, GIVE_UP_S * 1000);
+            break;
+        }
         if (!answered || reply.status == 429)
             nanosleep(&(struct timespec){.tv_nsec = answered ? 1000000 : 20000000}, NULL);
     }
@@ -514,12 +524,12 @@ static void usage(FILE *out)
         "  --help               print this\n"
         "\n"
         "Failed requests are counted by kind: no connection, timed out, cut off, or the HTTP status. 429 counts apart, as refused.\n"
-        "When no client has had any answer for %d s, the load ends early, with what was measured so far.\n"
+        "When no client has had any answer for %d s, or each only answers that its requests are wrong, the load ends early.\n"
         "The exit status is 0 when there were answers, none failed and all repeated bit for bit.\n",
         GIVE_UP_S);
 }
 
-/* No client has had an answer, of whatever status, for that long. */
+/* No client has had an answer, of whatever status, for that long, or has any use for more. */
 static bool all_silent(struct worker *workers, int n)
 {
     for (int i = 0; i < n; i++)
@@ -614,7 +624,9 @@ int load_main(int argc, char **argv)
     alive = alive && let_run(workers, started, s.duration);
     double seconds = now() - start;
     atomic_store(&stopping, true);
-    if (!alive)
+    if (!alive && atomic_load(&hopeless))
+        fputs("load: stopped early: these requests are refused whenever they are sent\n", stderr);
+    else if (!alive)
         fprintf(stderr, "load: stopped early: no client has had any answer from %s for %d s\n", s.url, GIVE_UP_S);
     for (int i = 0; i < started; i++)
         pthread_join(workers[i].thread, NULL);

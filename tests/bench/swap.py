@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times what a server does besides answering: starting up, and swapping adapters under load. Needs a build with tests.
+"""Times what a server does besides answering: starting up, and swapping adapters under load.
 
     swap.py install --build build-bench --layers 4
     swap.py start --build build-bench --folder /dev/shm/checkpoint

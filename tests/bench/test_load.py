@@ -80,6 +80,13 @@ def main():
     r, _ = load(itertools.repeat(429), "--duration", "0.3")
     assert r.returncode == 1 and r.stdout.splitlines()[-1].startswith("0 failed, ") and not r.stderr, r
 
+    # Requests that nobody will ever take are not repeated for a minute; one answer of another kind, and they may be worth it.
+    r, seconds = load(itertools.repeat(404), "--duration", "60", "--clients", "2")
+    assert r.returncode == 1 and "stopped early: these requests are refused" in r.stderr and seconds < 40, (r, seconds)
+    assert re.search(r"^16 failed \(404: 16\)", r.stdout, re.M), r
+    r, _ = load(itertools.chain([404] * 7, [503], itertools.repeat(404)), "--duration", "0.3")
+    assert r.returncode == 1 and "stopped early" not in r.stderr, r
+
     # The server goes away. What it answers before the time is taken is not counted.
     r, seconds = load([200] * 2000, "--duration", "60", "--clients", "2", "--csv")
     assert r.returncode == 1 and "stopped early: no client has had any answer" in r.stderr and seconds < 40, (r, seconds)

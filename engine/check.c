@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * `--check`: what a checkpoint or an adapter holds and what would be served of it, or all that is wrong with it. Allocates no
- * weights and needs no device.
+ * `--check`: what a checkpoint or an adapter holds and what would be served of it, or all that is wrong with it; and, at a start, what is
+ * wrong with adapters before the weights are loaded. Allocates no weights and needs no device.
  */
 #include "engine/adapter.h"
 #include "engine/checkpoint.h"
@@ -15,6 +15,56 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* `out` NULL: the first fault alone is told, by `error`. */
+static enum engine_code inspect(const struct engine_options *options, FILE *out, struct model **model, struct engine_error *error)
+{
+    const struct kernel_table *kernels = kernels_cpu(NULL);
+    enum engine_code code = model_inspect(kernels ? kernels : kernels_ref(), options, out, model, error);
+    if (code && out)
+        fprintf(out, "not fit to be served\n");
+    return code;
+}
+
+/* ---- before loading -------------------------------------------------------------------------------------------- */
+
+struct engine_outline {
+    struct model *model;
+    int64_t max_adapter_bytes;
+};
+
+enum engine_code engine_outline_create(const struct engine_options *options, struct engine_outline **out, struct engine_error *error)
+{
+    struct engine_outline *outline = calloc(1, sizeof *outline);
+    if (!outline)
+        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for a model");
+    outline->max_adapter_bytes = options->max_adapter_bytes;
+    enum engine_code code = inspect(options, NULL, &outline->model, error);
+    if (code) {
+        free(outline);
+        return code;
+    }
+    *out = outline;
+    return ENGINE_OK;
+}
+
+enum engine_code engine_outline_check_adapter(const struct engine_outline *outline, int dir_fd, struct engine_error *error)
+{
+    struct adapter_data *data = NULL;
+    enum engine_code code = adapter_open(dir_fd, outline->model, outline->max_adapter_bytes, &data, error);
+    adapter_data_destroy(data);
+    return code;
+}
+
+void engine_outline_destroy(struct engine_outline *outline)
+{
+    if (!outline)
+        return;
+    model_destroy(outline->model);
+    free(outline);
+}
+
+/* ---- --check --------------------------------------------------------------------------------------------------- */
 
 /* "0-3,7" */
 static void print_ranges(FILE *out, const int32_t *number, int32_t count)
@@ -43,16 +93,6 @@ static void print_model(FILE *out, const struct model *m)
         fprintf(out, "routing weight: multiplies the input\n");
     fprintf(out, "memory: %" PRId64 " bytes (%.2f GiB)\n", m->weight_bytes, (double)m->weight_bytes / 0x1p30);
     fprintf(out, "tensors: %" PRId64 " used, %" PRId64 " ignored\n", m->tensors, m->ignored);
-}
-
-static enum engine_code inspect(const struct engine_options *options, FILE *out, struct model **model)
-{
-    const struct kernel_table *kernels = kernels_cpu(NULL);
-    struct engine_error error;
-    enum engine_code code = model_inspect(kernels ? kernels : kernels_ref(), options, out, model, &error);
-    if (code)
-        fprintf(out, "not fit to be served\n");
-    return code;
 }
 
 static void print_adapter(FILE *out, const struct model *model, const struct adapter_data *data)
@@ -108,7 +148,7 @@ static enum engine_code check_adapter(int dir_fd, const char *path, const struct
         return check_adapter_alone(dir_fd, path, out);
     }
     fprintf(out, "adapter: %s\nfor: %s\n", path, options->model ? options->model : options->synthetic);
-    enum engine_code code = inspect(options, out, &model);
+    enum engine_code code = inspect(options, out, &model, &error);
     if (code)
         return code;
     fprintf(out, "family: %s\n", model->family);
@@ -139,10 +179,11 @@ enum engine_code engine_check(const char *path, const struct engine_options *opt
     else {
         struct engine_options own = *options;
         struct model *model = NULL;
+        struct engine_error error;
         own.model = path;
         own.synthetic = NULL;
         fprintf(out, "checkpoint: %s\n", path);
-        code = inspect(&own, out, &model);
+        code = inspect(&own, out, &model, &error);
         if (!code) {
             print_model(out, model);
             fprintf(out, "fit to be served\n");

@@ -53,6 +53,14 @@ struct engine_options {
  * checks all of it, too. */
 enum engine_code engine_options_check(const struct engine_options *options, struct engine_error *error);
 
+/* A model without its weights, by its config and its tensors' headers: so that adapters can be held against it before minutes have gone into
+ * loading. */
+struct engine_outline;
+enum engine_code engine_outline_create(const struct engine_options *options, struct engine_outline **out, struct engine_error *error);
+/* What an install from the folder would say by adapter_config.json and the tensors' names, types and shapes; no values are read. */
+enum engine_code engine_outline_check_adapter(const struct engine_outline *outline, int dir_fd, struct engine_error *error);
+void engine_outline_destroy(struct engine_outline *outline); /* NULL is fine */
+
 /* Loads the model; may take minutes. Serves as soon as it returns. Setting *cancel (NULL is fine) from a signal
  * handler or another thread makes loading give up with ENGINE_CANCELLED. */
 enum engine_code engine_create(const struct engine_options *options, atomic_bool *cancel, struct engine **out, struct engine_error *error);

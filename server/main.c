@@ -214,6 +214,35 @@ static int main_check_options(const struct options *o)
     return EXIT_GOOD;
 }
 
+/* What is wrong with the adapters' files, and needs no values to be seen, is said before time goes into loading weights; not before there
+ * is a server, since every shard's header is read for it. Returns the exit status. */
+static int main_check_adapters(const struct main_state *m)
+{
+    const struct options_list *list = &m->server.options->adapter;
+    struct engine_options options = main_engine_options(m->server.options);
+    struct engine_outline *outline = NULL;
+    struct engine_error error;
+    enum engine_code code = list->count ? engine_outline_create(&options, &outline, &error) : ENGINE_OK;
+    if (code != ENGINE_OK) {
+        log_message(LOG_LEVEL_ERROR, "%s", error.message);
+        return main_status(code);
+    }
+    int status = EXIT_GOOD;
+    for (size_t i = 0; i < list->count && status == EXIT_GOOD && !atomic_load(&m->stop); i++) {
+        char name[ENGINE_ADAPTER_NAME_MAX + 1];
+        int fd = main_open_adapter(list->item[i], name, &status);
+        if (fd < 0)
+            break;
+        code = engine_outline_check_adapter(outline, fd, &error);
+        close(fd);
+        if (code != ENGINE_OK)
+            log_message(LOG_LEVEL_ERROR, "--adapter %s: %s", list->item[i], error.message);
+        status = main_status(code);
+    }
+    engine_outline_destroy(outline);
+    return status;
+}
+
 /* --adapter NAME=PATH, each before the first request. Returns the exit status. */
 static int main_install_adapters(const struct main_state *m, struct engine *engine)
 {
@@ -245,6 +274,9 @@ static struct engine *main_load(struct main_state *m, int *status)
     struct engine_options options = main_engine_options(m->server.options);
     struct engine *engine = NULL;
     struct engine_error error;
+    *status = main_check_adapters(m);
+    if (*status != EXIT_GOOD || atomic_load(&m->stop))
+        return NULL;
     log_progress_begin(&progress, "loading weights");
     options.progress = log_progress_update;
     options.progress_arg = &progress;
@@ -256,10 +288,9 @@ static struct engine *main_load(struct main_state *m, int *status)
         *status = main_status(code);
         return NULL;
     }
-    int installed = main_install_adapters(m, engine);
-    if (installed == EXIT_GOOD)
+    *status = main_install_adapters(m, engine);
+    if (*status == EXIT_GOOD)
         return engine;
-    *status = installed;
     engine_destroy(engine);
     return NULL;
 }

@@ -392,6 +392,16 @@ static bool check_together(const struct options *o, char *message, size_t size)
         snprintf(message, size, "--adapter is given %zu times, and --max-adapters is %" PRId64, o->adapter.count, o->max_adapters);
         return false;
     }
+    for (size_t i = 1; i < o->adapter.count; i++) {
+        const char *item = o->adapter.item[i];
+        size_t name = strcspn(item, "=") + 1;
+        for (size_t k = 0; k < i; k++) {
+            if (!strncmp(item, o->adapter.item[k], name)) {
+                snprintf(message, size, "--adapter %s: --adapter %s has the same name", item, o->adapter.item[k]);
+                return false;
+            }
+        }
+    }
     return true;
 }
 

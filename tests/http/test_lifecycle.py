@@ -125,6 +125,7 @@ def test_options_are_checked_before_listening():
             (model + ["--adapter-root", f"{folder}/none"], "adapter-root"),
             (model + ["--adapter", f"a={folder}/none"], "--adapter"),
             (model + ["--adapter", f"a b={folder}"], "--adapter"),
+            (model + ["--adapter", f"a={folder}", "--adapter", f"ab={folder}", "--adapter", f"a={folder}/bad-config"], f"--adapter a={folder} has the same name"),
             (model + ["--device", "cuda:99"], "cuda:99"),
             (model + ["--spool-dir", f"{folder}/none"], "--spool-dir"),
             (model + ["--listen", "8080"], "--listen 8080"),
@@ -135,6 +136,41 @@ def test_options_are_checked_before_listening():
         r = subprocess.run([EXPERTD, "--spool-dir", folder, "--listen", "127.0.0.1:0", *options], capture_output=True, text=True, timeout=20 * SLOW)
         assert r.returncode == 2 and words in r.stderr and "listening" not in r.stderr, (options, r)
         assert len(r.stderr.splitlines()) == 1, r.stderr
+    shutil.rmtree(folder)
+
+
+def test_adapters_are_checked_before_loading():
+    """All that an install would refuse without a look at values; what only they tell is refused after."""
+    folder = tempfile.mkdtemp()
+    good = os.path.join(fixture("qwen3_moe"), "adapter_2d_0")
+
+    def spoil(name, file=None, change=None):
+        shutil.copytree(good, f"{folder}/{name}")
+        if file:
+            with open(f"{folder}/{name}/{file}", "rb") as f:
+                data = change(f.read())
+            with open(f"{folder}/{name}/{file}", "wb") as f:
+                f.write(data)
+        return f"{folder}/{name}"
+
+    def with_rank(data):
+        config = json.loads(data)
+        return json.dumps({**config, "r": config["r"] + 1}).encode()
+
+    os.mkdir(f"{folder}/empty")
+    tensors, config = "adapter_model.safetensors", "adapter_config.json"
+    for path, words, early in (
+            (os.path.join(fixture("mixtral"), "adapter_2d_0"), "hidden size", True),
+            (f"{folder}/empty", "no adapter_config.json", True),
+            (spoil("json", config, lambda data: b"{"), config, True),
+            (spoil("rank", config, with_rank), "rank by adapter_config.json", True),
+            (spoil("header", tensors, lambda data: data[:100]), tensors, True),
+            (spoil("short", tensors, lambda data: data[:-1]), tensors, True),
+            (spoil("value", tensors, lambda data: data[:-4] + b"\xff" * 4), "not finite", False)):
+        r = subprocess.run([EXPERTD, "--spool-dir", folder, "--listen", "127.0.0.1:0", "--model", fixture("qwen3_moe"), "--adapter", f"good={good}",
+                            "--adapter", f"bad={path}"], capture_output=True, text=True, timeout=20 * SLOW)
+        assert r.returncode == 2 and re.search(f"error --adapter bad={path}: .*{words}", r.stderr), (path, r)
+        assert ("loading weights" in r.stderr) != early, (path, r.stderr)
     shutil.rmtree(folder)
 
 

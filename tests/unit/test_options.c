@@ -182,6 +182,8 @@ static void options_are_checked_together(void **state)
     assert_refused("--model and --synthetic exclude each other", "--model", "m", "--synthetic", "E=1");
     assert_refused("--check and --synthetic exclude each other", "--check", "m", "--synthetic", "E=1");
     assert_refused("not for --synthetic", "--layers", "0", "--synthetic", "E=1");
+    assert_refused("--adapter a=d: --adapter a=b has the same name", "--model", "m", "--adapter", "a=b", "--adapter", "ab=c", "--adapter",
+                   "a=d");
     assert_refused("--adapter is given 2 times, and --max-adapters is 1", "--model", "m", "--max-adapters", "1", "--adapter", "a=b",
                    "--adapter", "c=d");
     assert_true(parse(&o, "--check", "dir", NULL));

@@ -4,6 +4,7 @@
  */
 #include "server/log.h"
 #include "server/log_line.h"
+#include "server/log_refused.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -37,6 +38,7 @@ void log_init(int fd, enum log_format format, enum log_level level)
     sink.bar = false;
     atomic_store(&sink.format, (int)format);
     atomic_store(&sink.level, (int)level);
+    log_refused_reset();
     pthread_mutex_unlock(&sink.lock);
 }
 
@@ -162,7 +164,7 @@ static bool is_routine(const struct log_request *r)
 void log_request(const struct log_request *r)
 {
     enum log_level level = is_routine(r) ? LOG_LEVEL_DEBUG : r->status >= 500 ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO;
-    if (!log_enabled(level))
+    if (!log_enabled(level) || (!log_enabled(LOG_LEVEL_DEBUG) && !log_refused_admit(r->status, r->code)))
         return;
     const struct log_field fields[] = {
         {"request_id", r->request_id, -1},
@@ -193,6 +195,21 @@ void log_request(const struct log_request *r)
             log_line_add_number(&line, fields[i].key, fields[i].number);
     }
     emit(&line);
+}
+
+void log_refused_summary(bool all)
+{
+    struct log_refused r;
+    bool json = atomic_load(&sink.format) == LOG_FORMAT_JSON;
+    for (size_t i = 0; i < LOG_REFUSED_KINDS; i++) {
+        if (!log_refused_take(i, all, &r))
+            continue;
+        char message[160];
+        snprintf(message, sizeof message, "%" PRId64 " more %s refused with %d %s in the last %.1f s", r.requests,
+                 r.requests == 1 ? "request was" : "requests were", r.status, r.code, r.seconds < 0.1 ? 0.1 : r.seconds);
+        const struct log_field fields[] = {{"status", NULL, r.status}, {"code", r.code, -1}, {"requests", NULL, r.requests}};
+        log_event(r.status >= 500 ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, message, fields, json ? 3 : 0);
+    }
 }
 
 /* ---- progress ---------------------------------------------------------------------------------------------- */

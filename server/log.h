@@ -42,7 +42,7 @@ void log_from_engine(void *arg, const char *level, const char *message);
 
 /* One answered request, logged at info; from status 500 up at warning; probes and successful scrapes at debug. A probe that is told
  * that the model is being loaded, or that the server is draining, is as routine as one that succeeds. NULL texts and negative numbers are
- * left out. */
+ * left out. Of requests refused with 429 or 503 some ten a second are logged for each code, unless level debug is, and the others counted. */
 struct log_request {
     const char *request_id, *method, *route, *remote;
     const char *target; /* the path as it was asked for, where the route does not tell: errors 404 and 405, and no route */
@@ -57,6 +57,10 @@ struct log_request {
     int64_t queue_us, compute_us, total_us;
 };
 void log_request(const struct log_request *request);
+
+/* Says how many refused requests were left out, once a second has passed since the first of them or since the last such line; `all`: at
+ * once. To be called several times a second, so that a burst's last line comes without another request. */
+void log_refused_summary(bool all);
 
 /* Lines given up so far because the descriptor would not take them. */
 uint64_t log_dropped(void);

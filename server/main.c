@@ -406,6 +406,7 @@ static int main_run(struct main_state *m)
         /* Neither libmicrohttpd nor the engine can be stopped under open requests; and what a lost device holds can't be given back: its
          * driver may wait for it for ever, even in a destructor that the C library calls. */
         listener_unlink_all(&m->listeners);
+        log_refused_summary(true);
         _exit(EXIT_BAD);
     }
 
@@ -424,6 +425,7 @@ out:
     }
     listener_close_all(&m->listeners);
     spool_destroy(s->spool);
+    log_refused_summary(true);
     if (have_signals)
         log_message(LOG_LEVEL_INFO, "stopped");
     auth_destroy(s->auth);

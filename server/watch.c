@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One thread, one epoll set. Hang-ups come as edge-triggered events, so a busy connection costs nothing here; deadlines are looked at four
- * times a second; connections are freed by this thread alone, so that an event never meets a dead one.
+ * times a second, and what the log left out is told as often; connections are freed by this thread alone, so that an event never meets a dead
+ * one.
  */
 #include "server/watch.h"
 
+#include "server/log.h"
 #include "server/reply.h"
 #include "server/server.h"
 
@@ -205,6 +207,7 @@ static void *watch_run(void *arg)
         int64_t now = server_now_ns();
         if (now - swept >= WATCH_TICK_MS * INT64_C(1000000)) {
             watch_sweep(w, now);
+            log_refused_summary(false);
             swept = now;
         }
         pthread_mutex_lock(&w->lock);

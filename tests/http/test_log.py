@@ -96,6 +96,65 @@ def test_probes_are_quiet():
         assert " debug " in s.wait_log(r.headers["x-request-id"])
 
 
+def refused(server, status, code):
+    """How many refusals were logged one by one, and how many in summaries."""
+    lines = [line for line in server.log if line]
+    return (sum(f"status={status} code={code}" in line for line in lines),
+            [int(m.group(1)) for m in (re.search(rf" (\d+) more requests? w\w+ refused with {status} {code} in the last [\d.]+ s$", line) for line in lines) if m])
+
+
+def test_refusals_are_limited():
+    """The last of a burst are summed up without another request, or when the server ends; counters count all."""
+    asked = 100
+    for level in ("info", "debug"):
+        with Server("--max-inflight-bytes", "4M", "--max-body-bytes", "3M", "--log-level", level) as s:
+            post = lambda size: f"POST /moe/forward HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n".encode()
+
+            def burst():
+                for _ in range(asked):
+                    check_error(parse_replies(s.raw(post(2000000)))[0], 429, "too_many_bytes_in_flight")
+
+            def told():
+                shown, left_out = refused(s, 429, "too_many_bytes_in_flight")
+                return shown + sum(left_out)
+
+            with s.connect() as c:  # holds most of the memory that bodies may have
+                c.sendall(post(3000000) + b"x" * 2999999)
+                eventually(lambda: gauge(s, "expertd_staging_bytes") >= 3000000)
+                began = time.monotonic()
+                burst()
+                eventually(lambda: told() == asked)  # without another request
+                seconds = time.monotonic() - began
+                shown, left_out = refused(s, 429, "too_many_bytes_in_flight")
+                if level == "debug":
+                    assert (shown, left_out) == (asked, []), (shown, left_out)
+                    continue
+                assert 10 <= shown <= 10 * (int(seconds) + 2) and 1 <= len(left_out) <= seconds, (seconds, shown, left_out)
+                count = re.search(r'^expertd_http_requests_total{route="/moe/forward",method="POST",status="429"} (\d+)$', s.call("GET", "/metrics").body.decode(), re.M)
+                assert count and int(count.group(1)) == asked, count
+                burst()
+            s.signal()
+            assert s.wait() == 0
+            assert told() == 2 * asked, refused(s, 429, "too_many_bytes_in_flight")
+
+
+def test_refusals_while_draining():
+    with Server() as s, s.connect() as c:
+        c.sendall(b"POST /moe/forward HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{")
+        eventually(lambda: gauge(s, "expertd_staging_bytes") > 0)
+        s.signal()
+        s.wait_log("draining, at most")
+        for _ in range(50):
+            check_error(s.call("GET", "/moe/model"), 503, "draining")
+        c.sendall(b"}")
+        read_reply(c)
+        assert s.wait() == 0
+        shown, left_out = refused(s, 503, "draining")
+        assert 10 <= shown < 50 and shown + sum(left_out) == 50, (shown, left_out)
+        assert all(" warning " in line for line in s.log if line and "503 draining" in line)
+        assert s.log[-2].endswith(" info stopped"), s.log[-4:]  # the last entry marks the end of the log
+
+
 def test_end():
     with Server(*LASTING, "--max-batch-rows", "32", "--max-body-bytes", "64M") as s:
         with s.connect() as c:

@@ -223,6 +223,105 @@ static void requests_show_what_they_have(void **state)
 
 #define THREADS 8
 #define LINES 200
+#define REFUSED 1000
+
+static size_t count_words(const char *s, const char *word)
+{
+    size_t n = 0;
+    for (; (s = strstr(s, word)); s++)
+        n++;
+    return n;
+}
+
+/* The number in a summary's line. */
+static size_t summed(const char *lines, const char *what)
+{
+    const char *at = strstr(lines, what);
+    if (!at || strstr(at + 1, what))
+        fail_msg("not one \"%s\" in: %s", what, lines);
+    for (at--; at > lines && at[-1] != ' ';)
+        at--;
+    return strtoul(at, NULL, 10);
+}
+
+static const struct log_request full = {.method = "POST", .status = 429, .code = "queue_full"};
+static const struct log_request draining = {.method = "POST", .status = 503, .code = "draining"};
+static const struct log_request wrong = {.method = "POST", .status = 400, .code = "bad_json"};
+
+static void *refuse_many(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < REFUSED; i++) {
+        log_request(&full);
+        if (i % 2 == 0)
+            log_request(&draining);
+        if (i % 50 == 0)
+            log_request(&wrong);
+    }
+    return NULL;
+}
+
+static void refusals_are_limited_and_counted(void **state)
+{
+    (void)state;
+    pthread_t thread[THREADS];
+    log_init(writer, LOG_FORMAT_TEXT, LOG_LEVEL_INFO);
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, refuse_many, NULL), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(thread[i], NULL);
+    usleep(1000000);
+    log_refused_summary(false);
+    log_refused_summary(true); /* nothing new */
+    log_request(&full); /* shown again */
+    const char *lines = collect();
+    /* More than ten where a second ends meanwhile. */
+    size_t shown = count_words(lines, " code=queue_full") - 1;
+    assert_in_range(shown, 10, 50);
+    assert_int_equal(shown + summed(lines, "more requests were refused with 429 queue_full in the last "), THREADS * REFUSED);
+    shown = count_words(lines, " code=draining");
+    assert_in_range(shown, 10, 50);
+    assert_int_equal(shown + summed(lines, "more requests were refused with 503 draining in the last "), THREADS * REFUSED / 2);
+    assert_int_equal(count_words(lines, " code=bad_json"), THREADS * REFUSED / 50);
+    assert_int_equal(count_words(lines, " more request"), 2);
+}
+
+static void summaries_wait_for_a_second_or_the_end(void **state)
+{
+    (void)state;
+    log_init(writer, LOG_FORMAT_JSON, LOG_LEVEL_INFO);
+    size_t asked = 0;
+    for (int i = 0; i < 50; i++, asked++)
+        log_request(&full);
+    log_refused_summary(false);
+    log_refused_summary(true);
+    log_refused_summary(true);
+    const char *lines = collect(), *last = lines;
+    size_t shown = count_words(lines, "\"message\":\"request\"");
+    assert_int_equal(count_lines(lines), shown + 1);
+    for (size_t i = 0; i < shown; i++)
+        last = strchr(last, '\n') + 1;
+    json_t *summary = parse_line(last);
+    assert_int_equal(json_integer_value(json_object_get(summary, "requests")), asked - shown);
+    assert_int_equal(json_integer_value(json_object_get(summary, "status")), 429);
+    assert_string_equal(json_string_value(json_object_get(summary, "code")), "queue_full");
+    assert_string_equal(json_string_value(json_object_get(summary, "level")), "info");
+    json_decref(summary);
+}
+
+static void levels_decide_what_is_counted(void **state)
+{
+    (void)state;
+    log_init(writer, LOG_FORMAT_TEXT, LOG_LEVEL_DEBUG);
+    for (int i = 0; i < 100; i++)
+        log_request(&full);
+    log_refused_summary(true); /* all were shown */
+    log_init(writer, LOG_FORMAT_TEXT, LOG_LEVEL_WARNING);
+    for (int i = 0; i < 100; i++)
+        log_request(&full);
+    log_refused_summary(true); /* nobody wanted to see them */
+    assert_int_equal(count_lines(collect()), 100);
+}
 
 static void *log_many(void *arg)
 {
@@ -365,6 +464,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(levels_filter, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(probes_are_quiet_until_they_fail, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(requests_show_what_they_have, open_pipe, close_pipe),
+        cmocka_unit_test_setup_teardown(refusals_are_limited_and_counted, open_pipe, close_pipe),
+        cmocka_unit_test_setup_teardown(summaries_wait_for_a_second_or_the_end, open_pipe, close_pipe),
+        cmocka_unit_test_setup_teardown(levels_decide_what_is_counted, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(threads_do_not_mix_lines, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(a_full_pipe_drops_and_counts, open_pipe, close_pipe),
         cmocka_unit_test_setup_teardown(a_reader_that_stops_holds_nobody_up, open_pipe, close_pipe),

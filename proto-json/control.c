@@ -14,7 +14,7 @@ enum proto_code proto_object_parse(const void *body, size_t length, bool empty_o
         *out = json_object();
         return *out ? PROTO_OK : proto_fail_memory(error);
     }
-    enum proto_code code = proto_tree_parse(body, length, NULL, NULL, out, error);
+    enum proto_code code = proto_tree_parse(body, length, NULL, NULL, NULL, out, error);
     if (!code && !json_is_object(*out)) {
         json_decref(*out);
         *out = NULL;

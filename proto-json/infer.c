@@ -360,8 +360,10 @@ enum proto_code proto_infer_parse(const void *body, size_t length, int64_t json_
     size_t head = p.has_header ? (size_t)json_length : length;
     p.left = p.binary_total = length - head;
     p.binary = length ? (const char *)body + head : NULL;
+    const char *behind =
+        p.has_header ? NULL : "; before tensors' bytes, the header Inference-Header-Content-Length says how long the JSON is";
     json_t *root;
-    enum proto_code code = proto_tree_parse(body, head, p.span, &p.spans, &root, error);
+    enum proto_code code = proto_tree_parse(body, head, behind, p.span, &p.spans, &root, error);
     if (!code)
         code = parse_root(&p, root);
     json_decref(root);

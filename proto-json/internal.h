@@ -86,8 +86,9 @@ struct proto_span {
 };
 
 /* The text's tree. With `spans`, each array that is a root.inputs[*].data is replaced by its index in `span`; nothing else
- * can have an integer there. `*count` gets how many there are, at most PROTO_MAX_INPUTS. */
-enum proto_code proto_tree_parse(const char *text, size_t length, struct proto_span *span, int32_t *count, json_t **out,
+ * can have an integer there. `*count` gets how many there are, at most PROTO_MAX_INPUTS. `behind`, when not NULL, ends the sentence about an
+ * object that something follows. */
+enum proto_code proto_tree_parse(const char *text, size_t length, const char *behind, struct proto_span *span, int32_t *count, json_t **out,
                                  struct proto_error *error);
 
 static inline bool proto_is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }

@@ -293,7 +293,7 @@ static enum proto_code walk_load(struct walk *w, json_t **out)
                       walk_original_offset(w, at));
 }
 
-enum proto_code proto_tree_parse(const char *text, size_t length, struct proto_span *span, int32_t *count, json_t **out,
+enum proto_code proto_tree_parse(const char *text, size_t length, const char *behind, struct proto_span *span, int32_t *count, json_t **out,
                                  struct proto_error *error)
 {
     struct walk w = {.text = text, .end = text + length, .p = text, .copied = text, .span = span, .error = error};
@@ -302,15 +302,18 @@ enum proto_code proto_tree_parse(const char *text, size_t length, struct proto_s
     if (w.p == w.end)
         return proto_fail(error, PROTO_BAD_JSON, "not JSON: the text is empty");
     enum proto_code code;
-    if (*w.p != '{' && *w.p != '[')
+    const bool object = *w.p == '{';
+    if (!object && *w.p != '[')
         return proto_fail(error, PROTO_BAD_JSON, "not JSON: an object must begin at byte %zu", (size_t)(w.p - text));
     if (!walk_value(&w, 0, PLACE_ROOT)) {
         code = w.code;
     } else {
         w.p = proto_skip_space(w.p, w.end);
         if (w.p != w.end)
-            walk_fail(&w, "something follows the value");
-        code = w.p != w.end ? w.code : walk_load(&w, out);
+            code = proto_fail(error, PROTO_BAD_JSON, "not JSON: something follows the value at byte %zu%s", (size_t)(w.p - text),
+                              object && behind ? behind : "");
+        else
+            code = walk_load(&w, out);
     }
     free(w.reduced.data);
     if (count)

@@ -601,7 +601,10 @@ static void binary(void **state)
     int64_t length = (int64_t)strlen(head);
     refuse(head, PROTO_BAD_REQUEST, "the header Inference-Header-Content-Length is missing");
     n = with_binary(text, head, two, 8);
-    refuse_bytes(text, n, -1, PROTO_BAD_JSON, "something follows");
+    char follows[160];
+    snprintf(follows, sizeof follows,
+             "something follows the value at byte %d; before tensors' bytes, the header Inference-Header-Content-Length", (int)length);
+    refuse_bytes(text, n, -1, PROTO_BAD_JSON, follows);
     refuse_bytes(text, n, (int64_t)n + 1, PROTO_BAD_REQUEST, "Inference-Header-Content-Length is");
     refuse_bytes(text, n, -2, PROTO_BAD_REQUEST, "Inference-Header-Content-Length is -2");
     refuse_bytes(text, n, INT64_MAX, PROTO_BAD_REQUEST, "Inference-Header-Content-Length is 9223372036854775807");

@@ -140,6 +140,9 @@ static void adapters_answer(struct http_request *r)
         http_reply_json(r, call->replaced || r->method->name[0] == 'D' ? 200 : 201, adapters_info_json(&call->info));
     else if (call->code == ENGINE_NO_FILE) /* of the caller's folder, not of ours */
         http_fail(r, 400, "bad_adapter", "%s", call->error.message);
+    else if (call->code == ENGINE_ADAPTER_EXISTS)
+        http_fail(r, 409, "adapter_exists", "%s; \"replace\": true replaces it, and an upload by PUT /adapters/{name} does, too",
+                  call->error.message);
     else
         http_fail_engine(r, &call->error);
 }

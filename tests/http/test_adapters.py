@@ -71,7 +71,7 @@ def test_life_of_an_adapter():
         row = len(a) // 4
         assert output(r) == a[:row] + base[row:2 * row] + b[2 * row:3 * row] + a[3 * row:]
         # Installed twice: only when asked to replace; a replaced one gets a new id, its old id is gone.
-        check_error(install(s, "one", B), 409, "adapter_exists", "one")
+        check_error(install(s, "one", B), 409, "adapter_exists", 'called "one"', '"replace": true', "PUT /adapters/{name}")
         r = install(s, "one", B, replace=True)
         assert r.status == 200 and r.json()["id"] != one["id"], r
         assert output(infer(s, "one")) == b

@@ -47,7 +47,10 @@ static bool forward_take_inputs(struct http_request *r, const struct proto_infer
         while (k < sizeof known / sizeof known[0] && strcmp(known[k].name, infer->input[i].name) != 0)
             k++;
         if (k == sizeof known / sizeof known[0]) {
-            http_fail(r, 400, "bad_request", "unknown input \"%s\"", infer->input[i].name);
+            char list[200] = "";
+            for (k = 0; k < sizeof known / sizeof known[0]; k++)
+                snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", k ? ", " : "", known[k].name);
+            http_fail(r, 400, "bad_request", "unknown input \"%s\"; there are %s", infer->input[i].name, list);
             return false;
         }
         *known[k].to = &infer->input[i];

@@ -33,7 +33,8 @@ def test_inputs():
         for twice in range(3):
             r = forward(s, t + [t[twice]])
             assert r.status == 400 and t[twice][0] in r.json()["error"], r
-        bad(s, t + [("extra", "FP32", [1], [1.0])], 400, "bad_request", "extra")
+        bad(s, t + [("extra", "FP32", [1], [1.0])], 400, "bad_request", 'unknown input "extra"; there are hidden, expert_ids', "sorted_weights")
+        bad(s, t + [("x" * 128, "FP32", [1], [1.0])], 400, "bad_request", "there are hidden, expert_ids", "sorted_weights")
         bad(s, [("x" * 500, "FP32", [1], [1.0])] + t, 400, "bad_request")
         assert forward(s, [], False).status == 400
         many = [(f"i{i}", "FP32", [1], [1.0]) for i in range(40)]

@@ -22,6 +22,7 @@
 #define LISTENER_DEFAULT "127.0.0.1:8080"
 #define LISTENER_FIRST_FD 3 /* systemd's convention */
 #define LISTENER_HOST_SIZE 256
+#define LISTENER_PORT_MAX 65535
 
 static bool listener_fail(char *message, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static bool listener_fail(char *message, size_t size, const char *format, ...)
@@ -121,9 +122,10 @@ static bool listener_split(const char *text, char host[LISTENER_HOST_SIZE], cons
 {
     const char *colon = strrchr(text, ':');
     size_t length = colon ? (size_t)(colon - text) : 0;
-    if (!colon || !colon[1] || length >= LISTENER_HOST_SIZE || strspn(colon + 1, "0123456789") != strlen(colon + 1) ||
-        strlen(colon + 1) > 5 || atoi(colon + 1) > 65535)
+    if (!colon || !colon[1] || length >= LISTENER_HOST_SIZE || strspn(colon + 1, "0123456789") != strlen(colon + 1))
         return listener_fail(message, size, "--listen %s: wanted HOST:PORT, [V6]:PORT or unix:PATH", text);
+    if (strlen(colon + 1) > 5 || atoi(colon + 1) > LISTENER_PORT_MAX)
+        return listener_fail(message, size, "--listen %s: a port is 0 to %d, where 0 takes any that is free", text, LISTENER_PORT_MAX);
     memcpy(host, text, length);
     host[length] = '\0';
     if (host[0] == '[' && length > 2 && host[length - 1] == ']') {

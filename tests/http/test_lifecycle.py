@@ -129,7 +129,8 @@ def test_options_are_checked_before_listening():
             (model + ["--device", "cuda:99"], "cuda:99"),
             (model + ["--spool-dir", f"{folder}/none"], "--spool-dir"),
             (model + ["--listen", "8080"], "--listen 8080"),
-            (model + ["--listen", "127.0.0.1:99999"], "--listen 127.0.0.1:99999"),
+            (model + ["--listen", "127.0.0.1:99999"], "--listen 127.0.0.1:99999: a port is 0 to 65535"),
+            (model + ["--listen", "127.0.0.1:080808"], "a port is 0 to 65535"),
             (model + ["--listen", "unix:" + "x" * 200], "--listen unix:"),
             (["--synthetic", "E=8"], "--synthetic"),
             (["--synthetic", "E=8,K=9,H=64,I=64,L=1"], "K=9")):

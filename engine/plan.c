@@ -89,9 +89,11 @@ static void collect_items(struct planner *p)
         if (family_parse_tensor(checkpoint_tensor_name(c, i), &p->item[p->items].t))
             p->item[p->items++].index = i;
     qsort(p->item, p->items, sizeof *p->item, compare_items);
-    if (!p->items)
+    if (!p->items) {
         FAULT(p, "no tensor of a routed expert was found among %zu (names like model.layers.0.mlp.experts.0.gate_proj.weight)",
               checkpoint_count(c));
+        p->go_on = false; /* no layers either, and no sizes */
+    }
 }
 
 /* The layers that are held: those with experts below num_hidden_layers, or the ones --layers names. */
@@ -124,8 +126,9 @@ static void select_layers(struct planner *p)
                 faults_add(p->faults, ENGINE_BAD_OPTION, "--layers: %s %d of the checkpoint, whose last layer with experts is %" PRId64,
                            hit[r] ? "there is no layer" : "there are no experts in layer", hit[r] ? last : first, p->layer_end - 1);
     }
-    if (!p->layers && p->go_on)
+    if (!p->layers && p->keep_layers.all && p->go_on)
         FAULT(p, "no layer below num_hidden_layers %" PRId64 " has experts", limit);
+    p->go_on = p->go_on && p->layers; /* without any, all that could still be said would be of this */
 }
 
 static enum engine_code check_held_experts(const struct selection *held, int64_t experts, struct engine_error *error)

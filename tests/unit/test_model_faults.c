@@ -264,6 +264,35 @@ static void check_prints_what_it_would_serve(void **state)
     scratch_finish(&folder);
 }
 
+/* One fault is told in one line: not what follows from it as well. */
+static void layers_that_are_not_there_are_all_that_is_said(void **state)
+{
+    (void)state;
+    static const struct {
+        bool (*edit)(struct made_tensor *t);
+        const char *layers, *end;
+    } wrong[] = {
+        {NULL, "5-9", ": there are no experts in layer 5 of the checkpoint, whose last layer with experts is 1\nnot fit to be served\n"},
+        {drop_experts, NULL, "gate_proj.weight)\nnot fit to be served\n"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char *text = NULL;
+        size_t size = 0, lines = 0;
+        FILE *out = open_memstream(&text, &size);
+        struct made made = {.layout = MADE_SEPARATE, .edit = wrong[i].edit};
+        scratch_init(&folder);
+        made_write(&made, &folder);
+        assert_int_not_equal(engine_check(folder.path, &(struct engine_options){.layers = wrong[i].layers}, out), ENGINE_OK);
+        fclose(out);
+        for (const char *c = text; *c; c++)
+            lines += *c == '\n';
+        if (lines != 3 || !strstr(text, wrong[i].end))
+            fail_msg("%zu lines: %s", lines, text);
+        free(text);
+        scratch_finish(&folder);
+    }
+}
+
 /* ---- config and index --------------------------------------------------------------------------------------- */
 
 static void the_config_is_checked(void **state)
@@ -578,6 +607,7 @@ int main(void)
         cmocka_unit_test(tensors_are_checked),
         cmocka_unit_test(faults_are_all_reported),
         cmocka_unit_test(check_prints_what_it_would_serve),
+        cmocka_unit_test(layers_that_are_not_there_are_all_that_is_said),
         cmocka_unit_test(the_config_is_checked),
         cmocka_unit_test(the_index_is_checked),
         cmocka_unit_test(options_are_checked),

@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -32,10 +31,10 @@ struct auth {
     bool metrics_open;
 };
 
-static bool auth_read_key(struct key *key, const char *path, char *message, size_t size)
+static enum engine_code auth_read_key(struct key *key, const char *path, struct engine_error *error)
 {
     if (!path)
-        return true;
+        return ENGINE_OK;
     /* A shell's <(...) is a pipe, whose writer may be slow or not there: that must not hold up the thread that takes signals. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK), ready = 1;
     ssize_t got = 0;
@@ -44,63 +43,59 @@ static bool auth_read_key(struct key *key, const char *path, char *message, size
            (got = read(fd, key->text + have, sizeof key->text - have)) > 0)
         have += (size_t)got;
     if (fd >= 0 && !ready) {
-        snprintf(message, size, "key file %s: nothing came from it within %d ms", path, KEY_PATIENCE_MS);
         close(fd);
-        return false;
+        return engine_fail(error, ENGINE_BAD_OPTION, "key file %s: nothing came from it within %d ms", path, KEY_PATIENCE_MS);
     }
     if (fd < 0 || got < 0 || ready < 0) {
-        snprintf(message, size, "key file %s: %s", path, strerror(errno));
+        int number = errno;
         if (fd >= 0)
             close(fd);
-        return false;
+        return engine_fail(error, engine_errno_code(number), "key file %s: %s", path, strerror(number));
     }
     close(fd);
-    if (have == sizeof key->text) {
-        snprintf(message, size, "key file %s: a key has at most %d bytes", path, KEY_MAX - 1);
-        return false;
-    }
+    if (have == sizeof key->text)
+        return engine_fail(error, ENGINE_BAD_OPTION, "key file %s: a key has at most %d bytes", path, KEY_MAX - 1);
     while (have && strchr(" \t\r\n", key->text[have - 1]))
         have--;
-    if (!have) {
-        snprintf(message, size, "key file %s is empty", path);
-        return false;
-    }
+    if (!have)
+        return engine_fail(error, ENGINE_BAD_OPTION, "key file %s is empty", path);
     for (size_t i = 0; i < have; i++)
-        if (key->text[i] <= ' ' || key->text[i] > '~') {
-            snprintf(message, size, "key file %s: byte %zu is not printable ASCII", path, i);
-            return false;
-        }
+        if (key->text[i] <= ' ' || key->text[i] > '~')
+            return engine_fail(error, ENGINE_BAD_OPTION, "key file %s: byte %zu is not printable ASCII", path, i);
     key->length = have;
-    return true;
+    return ENGINE_OK;
 }
 
-struct auth *auth_create(const char *api_key_file, const char *admin_key_file, bool metrics_open, char *message, size_t size)
+enum engine_code auth_create(const char *api_key_file, const char *admin_key_file, bool metrics_open, struct auth **out,
+                             struct engine_error *error)
 {
     struct auth *auth = calloc(1, sizeof *auth);
-    if (!auth) {
-        snprintf(message, size, "out of memory");
-        return NULL;
-    }
+    if (!auth)
+        return engine_fail(error, ENGINE_OUT_OF_MEMORY, "out of memory for keys");
     auth->metrics_open = metrics_open;
     pthread_rwlock_init(&auth->lock, NULL);
-    if (!auth_reload(auth, api_key_file, admin_key_file, message, size)) {
+    enum engine_code code = auth_reload(auth, api_key_file, admin_key_file, error);
+    if (code != ENGINE_OK) {
         auth_destroy(auth);
-        return NULL;
+        return code;
     }
-    return auth;
+    *out = auth;
+    return ENGINE_OK;
 }
 
-bool auth_reload(struct auth *auth, const char *api_key_file, const char *admin_key_file, char *message, size_t size)
+enum engine_code auth_reload(struct auth *auth, const char *api_key_file, const char *admin_key_file, struct engine_error *error)
 {
     struct keys keys = {0};
-    bool good = auth_read_key(&keys.api, api_key_file, message, size) && auth_read_key(&keys.admin, admin_key_file, message, size);
-    if (good) {
+    enum engine_code code = auth_read_key(&keys.api, api_key_file, error);
+    if (code == ENGINE_OK)
+        code = auth_read_key(&keys.admin, admin_key_file, error);
+    if (code == ENGINE_OK) {
         pthread_rwlock_wrlock(&auth->lock);
         auth->keys = keys;
         pthread_rwlock_unlock(&auth->lock);
     }
     explicit_bzero(&keys, sizeof keys);
-    return good;
+    return code;
 }
 
 void auth_destroy(struct auth *auth)

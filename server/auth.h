@@ -5,6 +5,8 @@
 #ifndef EXPERTD_SERVER_AUTH_H
 #define EXPERTD_SERVER_AUTH_H
 
+#include "engine/engine.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -13,10 +15,11 @@ struct auth;
 enum auth_level { AUTH_OPEN, AUTH_METRICS, AUTH_DATA, AUTH_ADMIN };
 enum auth_result { AUTH_ALLOWED, AUTH_NO_KEY, AUTH_WRONG_KEY, AUTH_NOT_ADMIN, AUTH_NOT_LOCAL };
 
-/* The files hold one key each; NULL: none. NULL on failure, with a sentence. */
-struct auth *auth_create(const char *api_key_file, const char *admin_key_file, bool metrics_open, char *message, size_t size);
-/* Reads both files again. False: `message` says why, and the keys stay as they were, both of them. */
-bool auth_reload(struct auth *auth, const char *api_key_file, const char *admin_key_file, char *message, size_t size);
+/* The files hold one key each; NULL: none. */
+enum engine_code auth_create(const char *api_key_file, const char *admin_key_file, bool metrics_open, struct auth **out,
+                             struct engine_error *error);
+/* Reads both files again. After a failure the keys are as they were, both of them. */
+enum engine_code auth_reload(struct auth *auth, const char *api_key_file, const char *admin_key_file, struct engine_error *error);
 void auth_destroy(struct auth *auth); /* NULL is fine */
 
 /* `header` is the Authorization value or NULL; `local` says that both listener and peer are this machine's. */

@@ -72,13 +72,13 @@ static sigset_t main_signal_set(void)
 static void main_reload_keys(const struct main_state *m)
 {
     const struct options *o = m->server.options;
-    char message[512];
+    struct engine_error error;
     if (!o->api_key_file && !o->admin_key_file)
         log_message(LOG_LEVEL_INFO, "SIGHUP: there are no key files to read again");
-    else if (auth_reload(m->server.auth, o->api_key_file, o->admin_key_file, message, sizeof message))
+    else if (auth_reload(m->server.auth, o->api_key_file, o->admin_key_file, &error) == ENGINE_OK)
         log_message(LOG_LEVEL_INFO, "SIGHUP: the key files were read again");
     else
-        log_message(LOG_LEVEL_ERROR, "SIGHUP: the keys stay as they are: %s", message);
+        log_message(LOG_LEVEL_ERROR, "SIGHUP: the keys stay as they are: %s", error.message);
 }
 
 /* Waits for a signal that asks for the end. */
@@ -374,8 +374,12 @@ static int main_run(struct main_state *m)
     int checked = main_check_options(o);
     if (checked != EXIT_GOOD)
         return checked;
-    s->auth = auth_create(o->api_key_file, o->admin_key_file, o->metrics_open, message, sizeof message);
-    s->spool = s->auth ? spool_create(o->spool_dir, message, sizeof message) : NULL;
+    struct engine_error error;
+    if (auth_create(o->api_key_file, o->admin_key_file, o->metrics_open, &s->auth, &error) != ENGINE_OK) {
+        log_message(LOG_LEVEL_ERROR, "%s", error.message);
+        return main_status(error.code);
+    }
+    s->spool = spool_create(o->spool_dir, message, sizeof message);
     if (!s->spool || !listener_open_all(&m->listeners, &o->listen, message, sizeof message)) {
         log_message(LOG_LEVEL_ERROR, "%s", message);
         status = s->spool ? EXIT_BAD : EXIT_USAGE;

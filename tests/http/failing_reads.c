@@ -18,8 +18,11 @@ int __real_openat64(int dir_fd, const char *path, int flags, ...);
 int __wrap_openat64(int dir_fd, const char *path, int flags, ...);
 ssize_t __real_pread64(int fd, void *to, size_t bytes, off_t offset);
 ssize_t __wrap_pread64(int fd, void *to, size_t bytes, off_t offset);
+ssize_t __real_read(int fd, void *to, size_t bytes);
+ssize_t __wrap_read(int fd, void *to, size_t bytes);
 /* What compilers that check sizes by default (_FORTIFY_SOURCE) call instead. */
 ssize_t __wrap___pread64_chk(int fd, void *to, size_t bytes, off_t offset, size_t room);
+ssize_t __wrap___read_chk(int fd, void *to, size_t bytes, size_t room);
 
 /* Whether the path's last part is the name that the variable holds. */
 static bool meant(const char *variable, const char *path)
@@ -53,21 +56,35 @@ int __wrap_openat64(int dir_fd, const char *path, int flags, ...)
     return meant("FAIL_OPEN", path) ? fail() : __real_openat64(dir_fd, path, flags, mode);
 }
 
-ssize_t __wrap_pread64(int fd, void *to, size_t bytes, off_t offset)
+static bool meant_open(const char *variable, int fd)
 {
     char link[64], path[4096];
-    const char *from = getenv("FAIL_READ_AT");
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path - 1);
     path[length < 0 ? 0 : length] = '\0';
-    if (meant("FAIL_READ", path) && offset + (off_t)bytes > (from ? atoll(from) : 0))
+    return meant(variable, path);
+}
+
+ssize_t __wrap_pread64(int fd, void *to, size_t bytes, off_t offset)
+{
+    const char *from = getenv("FAIL_READ_AT");
+    if (meant_open("FAIL_READ", fd) && offset + (off_t)bytes > (from ? atoll(from) : 0))
         return fail();
     return __real_pread64(fd, to, bytes, offset);
 }
+
+ssize_t __wrap_read(int fd, void *to, size_t bytes) { return meant_open("FAIL_READ", fd) ? fail() : __real_read(fd, to, bytes); }
 
 ssize_t __wrap___pread64_chk(int fd, void *to, size_t bytes, off_t offset, size_t room)
 {
     if (bytes > room)
         abort();
     return __wrap_pread64(fd, to, bytes, offset);
+}
+
+ssize_t __wrap___read_chk(int fd, void *to, size_t bytes, size_t room)
+{
+    if (bytes > room)
+        abort();
+    return __wrap_read(fd, to, bytes);
 }

@@ -36,6 +36,18 @@ def test_adapters_at_the_start():
         assert status == 1 and "error --adapter a=" in text and "Input/output error" in text, (failing, status, text)
 
 
+def test_keys():
+    folder = tempfile.mkdtemp()
+    path = os.path.join(folder, "secret-key")
+    with open(path, "w") as f:
+        f.write("k")
+    for option in ("--api-key-file", "--admin-key-file"):
+        for failing in (dict(FAIL_OPEN="secret-key"), dict(FAIL_READ="secret-key")):
+            status, text = end(*SYNTHETIC, "--listen", "127.0.0.1:0", option, path, **failing)
+            assert status == 1 and f"error key file {path}: Input/output error" in text and "listening" not in text, (failing, status, text)
+    shutil.rmtree(folder)
+
+
 def test_adapters_of_clients():
     """That is no fault of theirs, and costs the server nothing else."""
     with Server(fixture_name=NAME, program=PROGRAM, env=dict(FAIL_READ="adapter_model.safetensors", FAIL_READ_AT="50000")) as s:

@@ -44,8 +44,11 @@ static void devices_are_chosen_by_name(void **state)
     if (!device_cuda_available()) {
         struct device_options cuda = {.device = "cuda"};
         assert_int_equal(device_create(&cuda, &device, &error), ENGINE_BAD_OPTION);
-        assert_non_null(strstr(error.message, "-Dcuda=disabled"));
-        assert_non_null(strstr(error.message, "meson configure BUILD -Dcuda=enabled"));
+        /* A build with CUDA says instead what its device lacks. */
+        if (strstr(error.message, "no CUDA back end"))
+            assert_non_null(strstr(error.message, "-Dcuda=disabled was given; meson configure BUILD -Dcuda=enabled"));
+        else
+            assert_non_null(strstr(error.message, "can't be used"));
         device = make("auto");
         assert_string_equal(device->kind, "cpu");
         device_destroy(device);

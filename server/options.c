@@ -62,7 +62,8 @@ const struct options_row options_table[] = {
     {"max-body-bytes", OPTION_SIZE, FIELD(max_body_bytes), "BYTES", "256M", 1024, MAX_BYTES, NULL, true,
      "Largest request body taken; adapter uploads have --max-adapter-bytes."},
     {"max-connections", OPTION_INT, FIELD(max_connections), "N", "1024", 1, 1000000, NULL, true,
-     "Connections open at once; further ones are refused."},
+     "Connections open at once; further ones are refused. What a client has not read yet lies in its socket's buffer, beside "
+     "--max-inflight-bytes: up to 1 MiB each on Unix sockets."},
     {"max-inflight-bytes", OPTION_SIZE, FIELD(max_inflight_bytes), "BYTES", "1G", 1048576, MAX_BYTES, NULL, true,
      "Memory for bodies and replies of requests in flight; past it requests get 429, and one that needs more than this alone 413."},
     {"metrics-open", OPTION_FLAG, FIELD(metrics_open), NULL, NULL, 0, 0, NULL, true, "Serve /metrics without the data key."},

@@ -323,7 +323,7 @@ static void replacing(void **state)
 {
     (void)state;
     struct rig *g = rig_create(2, false);
-    int32_t first, second, third;
+    int32_t first = 0, second, third;
     install_fine(g, "a", "one", true, &first);
     struct engine_adapter *old = registry_acquire_name(g->registry, "a", 1);
     struct engine_adapter_info info;

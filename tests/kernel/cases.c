@@ -74,6 +74,10 @@ static const struct problem_options cases[] = {
     /* As wide as models with few experts are: decode shares out a sum of that length among warps, beside adapters, too. */
     {.experts = 3, .hidden = 4160, .inter = 24, .rows = 11, .k = 2, .adapters = 3, .subset = true, .share_a = true, .skipped = 5},
     {.experts = 2, .hidden = 40, .inter = 4200, .rows = 21, .k = 2, .adapters = 3, .rank = 16, .bias = true},
+    /* Few rows whose sums warps share out in teams, without adapters and with. */
+    {.experts = 5, .hidden = 1040, .inter = 424, .rows = 5, .k = 2},
+    {.experts = 5, .hidden = 424, .inter = 1040, .rows = 3, .k = 3, .adapters = 2, .rank = 24, .skipped = 2},
+    {.experts = 2, .hidden = 1040, .inter = 16, .rows = 2, .k = 1, .adapters = 2, .rank = 24},
     /* More tiles than a small device takes at once, each longer than a ring of stages, with several stages of adapters. */
     {.experts = 6, .hidden = 448, .inter = 416, .rows = 60, .k = 2, .adapters = 9, .rank = 40, .subset = true},
     /* An expert's rows just more than one tile takes, and just fewer than the widest; two chunks of them beside many tiles of weights. */

@@ -102,9 +102,10 @@ static void watch_expire(struct connection *c)
         shutdown(c->fd, SHUT_RD);
         break;
     case CONNECTION_IDLE:
-        snprintf(why, sizeof why, "no request arrived within %.0f s", seconds);
-        if (c->fresh)
+        if (c->fresh) {
+            snprintf(why, sizeof why, "no request arrived within %.0f s", seconds);
             watch_cut_locked(c, text, reply_raw_error(text, sizeof text, 408, "timeout", why, NULL));
+        }
         watch_shut(c);
         break;
     case CONNECTION_REPLY:

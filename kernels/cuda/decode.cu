@@ -302,9 +302,7 @@ __device__ __forceinline__ void team_give(float (&acc)[1][4], const struct decod
     const float4 own = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
     if (!mine) {
         sum[part * 32] = own;
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(given + 8 * to);
+        barrier_arrive(given + 8 * to); /* each lane for itself: racecheck follows no __syncwarp to another's */
         return;
     }
     barrier_wait(given + 8 * to, round >> b.shift & 1);
@@ -611,7 +609,7 @@ __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_
         }
         ring_init(bars);
         if (lane == 0)
-            barrier_init(given + 8 * warp, max((1 << shift) - 1, 1));
+            barrier_init(given + 8 * warp, 32 * max((1 << shift) - 1, 1));
         chunks = few_chunks(f, slot);
         if (LORA && there)
             adapter = __ldcg(&f.batch.row[slot.row].adapter);

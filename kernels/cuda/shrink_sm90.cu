@@ -359,9 +359,7 @@ __device__ __forceinline__ void shrink_stream_a(struct shrink_shared *s, uint32_
                 bulk_copy(to + slot * ring.bytes, from, rows * 128 * (whole ? n : 1), full);
             number += min(step, stages - j);
         }
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(smem_address(&s->unit_empty[unit.stage]));
+        barrier_arrive(smem_address(&s->unit_empty[unit.stage]));
     }
 }
 
@@ -415,9 +413,7 @@ __device__ __forceinline__ void shrink_stream_v(const struct kernel_forward &f, 
                                   from + (DOWN ? (size_t)(begin + r + half + 2 * i) * ld : (size_t)u->row[r + half + 2 * i] * 16), true);
             barrier_arrive_copies(smem_address(&s->full[slot]));
         }
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(smem_address(&s->unit_empty[unit.stage]));
+        barrier_arrive(smem_address(&s->unit_empty[unit.stage]));
     }
     copy_async_wait_all();
 }
@@ -524,9 +520,7 @@ __device__ __forceinline__ void shrink_multiply(const struct kernel_forward &f, 
                 for (int m = 0; m < MT; m++)
                     a[m] += next[m];
             }
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(smem_address(&s->empty[slot]));
+            barrier_arrive(smem_address(&s->empty[slot])); /* each lane for itself: racecheck follows no __syncwarp to another's */
         }
 #pragma unroll
         for (int i = 0; i < MT * NT * 4; i++)
@@ -551,7 +545,7 @@ __device__ __forceinline__ void shrink_multiply(const struct kernel_forward &f, 
                 *at = make_float4(sum[m][n][0], sum[m][n][1], sum[m][n][2], sum[m][n][3]);
         }
     }
-    barrier_arrive(smem_address(&s->turn[last ? 0 : warp + 1])); /* each lane for itself: racecheck follows no __syncwarp */
+    barrier_arrive(smem_address(&s->turn[last ? 0 : warp + 1])); /* likewise */
     if (last)
         shrink_store<OP, DOWN, MT, NT>(f, u, sum);
 }
@@ -591,9 +585,7 @@ __device__ __forceinline__ void shrink_consume(const struct kernel_forward &f, s
             shrink_multiply_some<OP, DOWN, 2>(f, s, u, base, blocks, number, &turn);
         else
             shrink_multiply_some<OP, DOWN, 4>(f, s, u, base, blocks, number, &turn);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            barrier_arrive(smem_address(&s->unit_empty[unit.stage]));
+        barrier_arrive(smem_address(&s->unit_empty[unit.stage]));
     }
 }
 
@@ -615,11 +607,11 @@ __global__ void __launch_bounds__(SHRINK_THREADS, 1) shrink_sm90_kernel(const __
         /* One after the other; some each. */
         for (int i = threadIdx.x / 32; i < MOST_STAGES; i += SHRINK_THREADS / 32) {
             barrier_init(smem_address(&s->full[i]), 32 + 1);
-            barrier_init(smem_address(&s->empty[i]), 1);
+            barrier_init(smem_address(&s->empty[i]), 32);
         }
         for (int i = threadIdx.x / 32; i < UNITS_AHEAD; i += SHRINK_THREADS / 32) {
             barrier_init(smem_address(&s->unit_full[i]), 1);
-            barrier_init(smem_address(&s->unit_empty[i]), CHAINS + GATHER_WARPS + 1);
+            barrier_init(smem_address(&s->unit_empty[i]), 32 * (CHAINS + GATHER_WARPS + 1));
             barrier_init(smem_address(&s->rows_full[i]), 32);
         }
         for (int i = threadIdx.x / 32; i < CHAINS; i += SHRINK_THREADS / 32)

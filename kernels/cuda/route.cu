@@ -19,8 +19,9 @@
 #define COUNT_AHEAD 8 /* slots a thread that are on their way at once */
 /* The bitmap of small batches: keys beyond this take the other way. */
 #define SMALL_KEYS (256 * 1024)
-/* Keys of the counting sort: two a thread, and in shared memory 8 bytes each and one more for each of 32 warps. */
-#define SORT_KEYS 2048
+/* Keys of the counting sort, of which a thread adds up SORT_EACH; in shared memory they take 8 bytes and one more for each of 32 warps. */
+#define SORT_EACH 4
+#define SORT_KEYS (SORT_EACH * CUDA_ROUTE_BLOCK)
 #define SORT_KEY_BYTES (8 + 32)
 
 struct route_work {
@@ -185,18 +186,21 @@ __global__ void __launch_bounds__(CUDA_ROUTE_BLOCK)
                 atomicAdd(&shared[first / CUDA_ROUTE_BLOCK + i < (int)blockIdx.x ? keys + key[i] : key[i]], 1);
     }
     __syncthreads();
-    const int k = 2 * threadIdx.x;
-    int count[2] = {}, total, segments;
+    const int k = SORT_EACH * threadIdx.x;
+    int count[SORT_EACH] = {}, sum = 0, used = 0, total, segments;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < SORT_EACH; i++) {
         if (k + i < keys)
             count[i] = base[k + i] + before[k + i];
-    int offset = block_scan(count[0] + count[1], &total), segment = block_scan((count[0] > 0) + (count[1] > 0), &segments);
+        sum += count[i];
+        used += count[i] > 0;
+    }
+    int offset = block_scan(sum, &total), segment = block_scan(used, &segments);
     launch_wait();
     tile_counters_clear(f);
     const bool says = blockIdx.x == 0;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < SORT_EACH; i++) {
         const int key = k + i;
         if (key < keys)
             base[key] = offset;

@@ -409,6 +409,18 @@ __device__ __forceinline__ void step_load(struct decode_step<NT> *step, const st
     }
 }
 
+/* B of a step that comes later, from memory into the second-level cache. */
+template <bool DOWN> __device__ __forceinline__ void step_prefetch(const struct kernel_forward &f, int group, const struct decode_place &p)
+{
+    const int g = threadIdx.x % 32 / 4, b_rows = DOWN ? f.dims.hidden_pad : f.dims.inter_pad,
+              row = DOWN ? group * 16 + 2 * g : group * 8 + g;
+    const size_t plane = (size_t)p.k * b_rows * 2;
+    if (p.k < p.r0)
+        prefetch_l2(p.b0 + plane + row * (p.k + 16 <= p.r0 ? 32 : 16));
+    if (!DOWN && p.k < p.r1)
+        prefetch_l2(p.b1 + plane + row * (p.k + 16 <= p.r1 ? 32 : 16));
+}
+
 template <typename OP, bool DOWN, int NT> __device__ __forceinline__ void step_add(float (&acc)[NT][4], const struct decode_step<NT> &step)
 {
 #pragma unroll
@@ -498,8 +510,13 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
         }
         if (EARLY && mine && k == early) {
             struct decode_place p = place_begin<DOWN>(*chunk);
-            if (place_next<DOWN>(&p, *chunk))
+            if (place_next<DOWN>(&p, *chunk)) {
                 step_load<DOWN, NT>(&step, f, *chunk, group, p);
+                /* With few steps to come, looking for them takes what it gives. */
+                if (max(p.r0, p.r1) > 16)
+                    while (place_next<DOWN>(&p, *chunk))
+                        step_prefetch<DOWN>(f, group, p);
+            }
         }
         const int stage = turn->stage;
         ring_wait(bars, stage, turn->phase);

@@ -66,7 +66,8 @@ cudaError_t cuda_shrink(struct kernel_stream *stream, const struct kernel_forwar
 cudaError_t cuda_shrink_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
 cudaError_t cuda_decode_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
 cudaError_t cuda_decode_portable(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
-cudaError_t cuda_prefill_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
+cudaError_t cuda_prefill_sm90_bf16(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
+cudaError_t cuda_prefill_sm90_fp16(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
 cudaError_t cuda_prefill_portable(struct kernel_stream *stream, const struct kernel_forward *f, bool down);
 
 /* Loads the code and raises shared-memory limits, so that no launch does either. */
@@ -76,7 +77,8 @@ cudaError_t cuda_load_shrink(void);
 cudaError_t cuda_load_shrink_sm90(void);
 cudaError_t cuda_load_decode_sm90(void);
 cudaError_t cuda_load_decode_portable(void);
-cudaError_t cuda_load_prefill_sm90(void);
+cudaError_t cuda_load_prefill_sm90_bf16(void);
+cudaError_t cuda_load_prefill_sm90_fp16(void);
 cudaError_t cuda_load_prefill_portable(void);
 
 #ifdef __cplusplus

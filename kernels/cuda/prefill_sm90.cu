@@ -474,25 +474,26 @@ template <typename OP, bool DOWN> static cudaError_t hopper_launch(struct kernel
                   dim3(HOPPER_THREADS), HOPPER_SHARED, *f);
 }
 
-cudaError_t cuda_prefill_sm90(struct kernel_stream *stream, const struct kernel_forward *f, bool down)
+/* Compiled twice, so that two compilers work side by side: -DCUDA_FP16=0 for bf16, =1 for fp16. */
+#if CUDA_FP16
+#define HOPPER_OP __half
+#define HOPPER_NAME(n) n##_fp16
+#else
+#define HOPPER_OP __nv_bfloat16
+#define HOPPER_NAME(n) n##_bf16
+#endif
+
+cudaError_t HOPPER_NAME(cuda_prefill_sm90)(struct kernel_stream *stream, const struct kernel_forward *f, bool down)
 {
-    if (f->dims.op == DTYPE_BF16)
-        return down ? hopper_launch<__nv_bfloat16, true>(stream, f) : hopper_launch<__nv_bfloat16, false>(stream, f);
-    return down ? hopper_launch<__half, true>(stream, f) : hopper_launch<__half, false>(stream, f);
+    return down ? hopper_launch<HOPPER_OP, true>(stream, f) : hopper_launch<HOPPER_OP, false>(stream, f);
 }
 
-template <typename OP> static cudaError_t hopper_load()
+cudaError_t HOPPER_NAME(cuda_load_prefill_sm90)(void)
 {
-    cudaError_t e = load(hopper_kernel<OP, false, false>, HOPPER_SHARED);
+    cudaError_t e = load(hopper_kernel<HOPPER_OP, false, false>, HOPPER_SHARED);
     if (e == cudaSuccess)
-        e = load(hopper_kernel<OP, false, true>, HOPPER_SHARED);
+        e = load(hopper_kernel<HOPPER_OP, false, true>, HOPPER_SHARED);
     if (e == cudaSuccess)
-        e = load(hopper_kernel<OP, true, false>, HOPPER_SHARED);
-    return e == cudaSuccess ? load(hopper_kernel<OP, true, true>, HOPPER_SHARED) : e;
-}
-
-cudaError_t cuda_load_prefill_sm90(void)
-{
-    cudaError_t e = hopper_load<__nv_bfloat16>();
-    return e == cudaSuccess ? hopper_load<__half>() : e;
+        e = load(hopper_kernel<HOPPER_OP, true, false>, HOPPER_SHARED);
+    return e == cudaSuccess ? load(hopper_kernel<HOPPER_OP, true, true>, HOPPER_SHARED) : e;
 }

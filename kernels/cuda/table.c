@@ -64,7 +64,9 @@ static enum kernel_status product_sm90(struct kernel_stream *s, const struct ker
         return status(cuda_decode_sm90(s, f, down));
     /* Settled by the model, so that a model's rows always meet the same instructions. */
     const bool gelu = f->weights.activation == KERNEL_ACT_GELU || f->weights.activation == KERNEL_ACT_GELU_TANH;
-    return status(gelu ? cuda_prefill_portable(s, f, down) : cuda_prefill_sm90(s, f, down));
+    if (gelu)
+        return status(cuda_prefill_portable(s, f, down));
+    return status(f->dims.op == DTYPE_BF16 ? cuda_prefill_sm90_bf16(s, f, down) : cuda_prefill_sm90_fp16(s, f, down));
 }
 
 static enum kernel_status product_portable(struct kernel_stream *s, const struct kernel_forward *f, bool down)
@@ -115,7 +117,9 @@ static cudaError_t load_sm90(void)
     if (e == cudaSuccess)
         e = cuda_load_shrink_sm90();
     if (e == cudaSuccess)
-        e = cuda_load_prefill_sm90();
+        e = cuda_load_prefill_sm90_bf16();
+    if (e == cudaSuccess)
+        e = cuda_load_prefill_sm90_fp16();
     return e == cudaSuccess ? cuda_load_prefill_portable() : e;
 }
 

@@ -135,11 +135,14 @@ alone() {
     check "$@"
 }
 
-# sanitize TOOL CODE: the kernel tests' small selection under a tool of compute-sanitizer. Its summary must be there and without a fault.
+# sanitize TOOL CODE PART: of the kernel tests' small selection every SANITIZE_PARTS-th case, under a tool of compute-sanitizer, which takes
+# minutes for all, and far longer where a thousand adapters have memory of their own. Its summary must be there and without a fault.
+SANITIZE_PARTS=4
 sanitize() {
     local out status
     command -v compute-sanitizer >/dev/null || return 77
-    out=$(compute-sanitizer --tool "$1" --error-exitcode 99 "$(program tests/kernel/test_kernels_cuda)" --small "$2" 2>&1)
+    out=$(KERNEL_ADAPTERS=500 KERNEL_PART=$3/$SANITIZE_PARTS compute-sanitizer --tool "$1" --error-exitcode 99 \
+        "$(program tests/kernel/test_kernels_cuda)" --small "$2" 2>&1)
     status=$?
     echo "$out"
     [ "$status" -eq 0 ] || return "$status"
@@ -171,7 +174,7 @@ golden() {
     return "$status"
 }
 export -f program sanitize golden
-export bin tests
+export bin tests SANITIZE_PARTS
 
 # Whoever ends this script ends its checks: left behind, they would share the device with what is measured next. By their numbers: a signal
 # to all of this script's group has ended the shells that wait for them, but not them, which have groups of their own.
@@ -187,7 +190,7 @@ trap 'exit 130' INT
 
 kernel_test=$(program tests/kernel/test_kernels_cuda)
 for code in sm90 portable; do
-    beside kernels "kernels-$code" 300 "$kernel_test" "$code"
+    beside kernels "kernels-$code" 500 "$kernel_test" "$code"
 done
 for backend in cuda cuda-eager cuda-portable; do
     for t in golden promises churn; do
@@ -198,9 +201,11 @@ for fixture in "$EXPERTD_FIXTURES"/*/; do
     fixture=$(basename "$fixture")
     beside http "http-golden-$fixture" 100 bash -c "golden $fixture"
 done
-for tool in memcheck racecheck initcheck synccheck; do
+for tool in racecheck memcheck initcheck synccheck; do
     for code in sm90 portable; do
-        beside sanitizers "$tool-$code" 400 bash -c "sanitize $tool $code"
+        for part in $(seq 0 $((SANITIZE_PARTS - 1))); do
+            beside sanitizers "$tool-$code-$part" 400 bash -c "sanitize $tool $code $part"
+        done
     done
 done
 # Forwards that follow each other at once, beside all the others on the device: what goes wrong seldom, and only there.

@@ -135,13 +135,15 @@ alone() {
     check "$@"
 }
 
-# sanitize TOOL CODE PART: of the kernel tests' small selection every SANITIZE_PARTS-th case, under a tool of compute-sanitizer, which takes
-# minutes for all, and far longer where a thousand adapters have memory of their own. Its summary must be there and without a fault.
-SANITIZE_PARTS=4
+# Of the kernel tests' cases each run has every PARTS-th: in one run they take minutes.
+PARTS=4
+
+# sanitize TOOL CODE PART: a part of the kernel tests' small selection under a tool of compute-sanitizer, which takes minutes for all, and far
+# longer where a thousand adapters have memory of their own. Its summary must be there and without a fault.
 sanitize() {
     local out status
     command -v compute-sanitizer >/dev/null || return 77
-    out=$(KERNEL_ADAPTERS=500 KERNEL_PART=$3/$SANITIZE_PARTS compute-sanitizer --tool "$1" --error-exitcode 99 \
+    out=$(KERNEL_ADAPTERS=500 KERNEL_PART=$3/$PARTS compute-sanitizer --tool "$1" --error-exitcode 99 \
         "$(program tests/kernel/test_kernels_cuda)" --small "$2" 2>&1)
     status=$?
     echo "$out"
@@ -174,7 +176,7 @@ golden() {
     return "$status"
 }
 export -f program sanitize golden
-export bin tests SANITIZE_PARTS
+export bin tests PARTS
 
 # Whoever ends this script ends its checks: left behind, they would share the device with what is measured next. By their numbers: a signal
 # to all of this script's group has ended the shells that wait for them, but not them, which have groups of their own.
@@ -190,7 +192,9 @@ trap 'exit 130' INT
 
 kernel_test=$(program tests/kernel/test_kernels_cuda)
 for code in sm90 portable; do
-    beside kernels "kernels-$code" 500 "$kernel_test" "$code"
+    for part in $(seq 0 $((PARTS - 1))); do
+        beside kernels "kernels-$code-$part" 500 env KERNEL_PART="$part/$PARTS" "$kernel_test" "$code"
+    done
 done
 for backend in cuda cuda-eager cuda-portable; do
     for t in golden promises churn; do
@@ -203,7 +207,7 @@ for fixture in "$EXPERTD_FIXTURES"/*/; do
 done
 for tool in racecheck memcheck initcheck synccheck; do
     for code in sm90 portable; do
-        for part in $(seq 0 $((SANITIZE_PARTS - 1))); do
+        for part in $(seq 0 $((PARTS - 1))); do
             beside sanitizers "$tool-$code-$part" 400 bash -c "sanitize $tool $code $part"
         done
     done

@@ -30,11 +30,11 @@ def command(folder, *more):
 def test_counts(folder):
     programs(folder, test_golden="exit 77", test_promises="echo because; exit 3")
     ran = subprocess.run(command(folder, "--group", "kernels,conformance"), capture_output=True, text=True, timeout=60, check=False)
-    assert ran.stdout.splitlines()[-1] == "7 passed, 3 failed, 3 skipped", ran.stdout
+    assert ran.stdout.splitlines()[-1] == "13 passed, 3 failed, 3 skipped", ran.stdout
     assert ran.stdout.count("because") == 3 and ran.returncode == 1, ran.stdout
     programs(folder)
     ran = subprocess.run(command(folder, "--group", "kernels"), capture_output=True, text=True, timeout=60, check=False)
-    assert ran.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped" and ran.returncode == 0, ran.stdout
+    assert ran.stdout.splitlines()[-1] == "8 passed, 0 failed, 0 skipped" and ran.returncode == 0, ran.stdout
 
 
 def alive(pid):
@@ -46,9 +46,9 @@ def alive(pid):
 
 
 def test_its_end_ends_checks(folder, to_group):
-    programs(folder, test_kernels_cuda='echo $$ >"$0.$1"; exec sleep 60')
-    files = [os.path.join(folder, f"test_kernels_cuda.{code}") for code in ("sm90", "portable")]
-    script = subprocess.Popen(command(folder, "--group", "kernels"), start_new_session=True, stdout=subprocess.DEVNULL)
+    programs(folder, test_kernels_cuda='echo $$ >"$0.$1.${KERNEL_PART%/*}"; exec sleep 60')
+    files = [os.path.join(folder, f"test_kernels_cuda.{code}.{part}") for code in ("sm90", "portable") for part in range(4)]
+    script = subprocess.Popen(command(folder, "--group", "kernels", "--jobs", "8"), start_new_session=True, stdout=subprocess.DEVNULL)
     end = time.monotonic() + 20
     while not all(os.path.exists(f) and os.path.getsize(f) for f in files):
         assert time.monotonic() < end and script.poll() is None, "the checks did not begin"

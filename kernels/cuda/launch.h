@@ -54,6 +54,7 @@ struct kernel_stream {
     cudaStream_t stream;
     int device;
     int processors;
+    int shared_bytes; /* that a block may have */
     bool overlap; /* launches may begin before the launch before has ended (sm_90) */
 };
 

@@ -7,7 +7,7 @@
  * alone and so runs beside enter, and lets the next launch begin at once: gate_up fills its first stages of weights meanwhile.
  * Above, a counting sort, likewise in one launch beside enter: every block counts all slots by key, and those of the blocks before it
  * by themselves, and puts its own in place. That is work that grows with the square of the slots, but spread over blocks: counting
- * 64 Ki slots costs a block about what two more launches do. Keys are (expert, adapter) while SORT_KEYS are enough for them, or else
+ * 64 Ki slots costs a block about what two more launches do. Keys are (expert, adapter) while there is room for them, or else
  * experts: then one block an expert sorts its positions by adapter, and a last launch lines the segments up, which takes far longer.
  * No atomic's order decides anything.
  */
@@ -19,10 +19,12 @@
 #define COUNT_AHEAD 8 /* slots a thread that are on their way at once */
 /* The bitmap of small batches: keys beyond this take the other way. */
 #define SMALL_KEYS (256 * 1024)
-/* Keys of the counting sort, of which a thread adds up SORT_EACH; in shared memory they take 8 bytes and one more for each of 32 warps. */
-#define SORT_EACH 4
+/* Most keys of the counting sort, of which a thread adds up SORT_EACH; in shared memory they take 8 bytes and one more for each of 32 warps:
+ * on an H200 there is room for all 5120, which is more than 64 experts have with 64 adapters, on others for fewer, 2483 at the least. */
+#define SORT_EACH 5
 #define SORT_KEYS (SORT_EACH * CUDA_ROUTE_BLOCK)
 #define SORT_KEY_BYTES (8 + 32)
+#define SORT_RESERVED 2048 /* of shared memory: what the kernel has without asking, and the system's */
 
 struct route_work {
     int32_t *order; /* [N] sorted by expert alone */
@@ -317,6 +319,13 @@ __global__ void __launch_bounds__(1024) segment_kernel(const __grid_constant__ s
 
 /* ---- launches ------------------------------------------------------------------------------------------ */
 
+/* Keys that there is room for, in `shared` bytes that a block may have. */
+static int sort_keys(int shared)
+{
+    const int room = (shared - SORT_RESERVED) / SORT_KEY_BYTES;
+    return room < SORT_KEYS ? room : SORT_KEYS;
+}
+
 cudaError_t cuda_route(struct kernel_stream *stream, const struct kernel_forward *f)
 {
     const int slots = f->batch.slots, experts = f->dims.experts, adapters = f->lora.entry ? f->lora.adapters : 0;
@@ -328,7 +337,7 @@ cudaError_t cuda_route(struct kernel_stream *stream, const struct kernel_forward
                       dim3(SMALL_THREADS), bytes, *f, adapters);
     }
     struct route_work w = route_work_at(f);
-    const bool once = keys <= SORT_KEYS;
+    const bool once = keys <= sort_keys(stream->shared_bytes);
     const int blocks = (slots + CUDA_ROUTE_BLOCK - 1) / CUDA_ROUTE_BLOCK, per = once ? adapters + 1 : 1;
     cudaError_t e = launch(stream, sort_kernel, dim3(blocks), dim3(CUDA_ROUTE_BLOCK), SORT_KEY_BYTES * (size_t)(experts * per), *f, per,
                            once, once ? f->routing.order : w.order);
@@ -341,9 +350,14 @@ cudaError_t cuda_route(struct kernel_stream *stream, const struct kernel_forward
 
 cudaError_t cuda_load_route(void)
 {
-    cudaError_t e = load(route_small_kernel, 4 * (CUDA_ROUTE_SMALL + SMALL_KEYS / 32));
+    int device, shared = 0;
+    cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess)
-        e = load(sort_kernel, SORT_KEY_BYTES * SORT_KEYS);
+        e = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (e == cudaSuccess)
+        e = load(route_small_kernel, 4 * (CUDA_ROUTE_SMALL + SMALL_KEYS / 32));
+    if (e == cudaSuccess)
+        e = load(sort_kernel, SORT_KEY_BYTES * (size_t)sort_keys(shared));
     if (e == cudaSuccess)
         e = load(adapter_sort_kernel, 0);
     return e == cudaSuccess ? load(segment_kernel, 0) : e;

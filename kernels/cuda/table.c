@@ -179,6 +179,7 @@ struct kernel_stream *kernels_cuda_stream_create(int device, void *cuda_stream)
     s->stream = cuda_stream;
     s->device = device;
     if (cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&s->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
         (void)cudaGetLastError();

@@ -133,6 +133,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
         return result(cudaErrorInvalidDevice);
     switch (attribute) {
     case cudaDevAttrMultiProcessorCount: *value = PROCESSORS; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_BYTES; break;
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
     default: return result(cudaErrorInvalidValue);

@@ -54,8 +54,8 @@ struct kernel_stream {
     cudaStream_t stream;
     int device;
     int processors;
-    int shared_bytes; /* that a block may have */
     bool overlap; /* launches may begin before the launch before has ended (sm_90) */
+    int shared_bytes; /* that a block may have */
 };
 
 /* Every launcher returns the launch's own result; errors of execution surface in wait. */

@@ -64,7 +64,7 @@ struct shrink_unit {
 
 /* The tail of shared memory, after the ring. */
 struct shrink_shared {
-    uint64_t full[MOST_STAGES], empty[MOST_STAGES];
+    uint64_t full[MOST_STAGES], empty[MOST_STAGES], empty_a[MOST_STAGES / CHAINS]; /* the last: of CHAINS stages in a row */
     uint64_t unit_full[UNITS_AHEAD], unit_empty[UNITS_AHEAD], rows_full[UNITS_AHEAD];
     uint64_t turn[CHAINS]; /* that warp may add to `sum` */
     struct shrink_unit unit[UNITS_AHEAD];
@@ -322,8 +322,8 @@ __device__ __forceinline__ int shrink_stage_blocks(int blocks, int stage)
     return max(0, min(STAGE_BLOCKS, blocks - stage * STAGE_BLOCKS));
 }
 
-/* A's part of all stages. For a whole warp, of which a lane copies a projection's block, or all of a stage's where these lie side by
- * side; the shorter stages are, the more of them at a time. */
+/* A's part of all stages, of CHAINS at a time. For a whole warp, of which a lane copies a projection's block, or all of a stage's where these
+ * lie side by side. All lanes wait for the same barrier: racecheck has the first one that copies begin the others' copies, too. */
 __device__ __forceinline__ void shrink_stream_a(struct shrink_shared *s, uint32_t base, int blocks)
 {
     const int lane = threadIdx.x % 32, ahead = lane / (2 * STAGE_BLOCKS), second = lane / STAGE_BLOCKS & 1, b = lane % STAGE_BLOCKS,
@@ -336,28 +336,24 @@ __device__ __forceinline__ void shrink_stream_a(struct shrink_shared *s, uint32_
         if (u->count == 0)
             return;
         const struct shrink_ring ring = shrink_ring_of(u, base);
-        const int step = 2 << (ring.shift - LEAST_SHIFT);
         const uint32_t rows = u->rows[second], pitch = u->pitch[second], all = u->rows[0] + u->rows[1];
-        const bool whole = pitch == rows * 128, mine = ahead < step && rows > 0 && (b == 0 || !whole);
+        const bool whole = pitch == rows * 128, mine = ahead < CHAINS && rows > 0 && (b == 0 || !whole);
         const uint8_t *from = u->a[second] + (size_t)(ahead * STAGE_BLOCKS + b) * pitch;
         const uint32_t to = ring.base + (second ? u->rows[0] * STAGE_ROW : 0) + b * rows * 128;
 #pragma unroll 1
-        for (int j = 0; j < stages; j += step, from += (size_t)(step * STAGE_BLOCKS) * pitch) {
+        for (int j = 0; j < stages; j += CHAINS, number += CHAINS, from += (size_t)(CHAINS * STAGE_BLOCKS) * pitch) {
             const int n = shrink_stage_blocks(blocks, j + ahead);
-            const bool here = ahead < step && j + ahead < stages;
             const uint32_t slot = (number + ahead) & ring.mask, full = smem_address(&s->full[slot]);
             /* All lanes are past the wait before one arrives: a lane that came late could sleep through two phases. */
-            if (here)
-                barrier_wait(smem_address(&s->empty[slot]), ((number + ahead) >> ring.shift & 1) ^ 1);
+            barrier_wait(smem_address(&s->empty_a[(number & ring.mask) / CHAINS]), (number >> ring.shift & 1) ^ 1);
             __syncwarp();
             /* Where another unit's rows of x lay, by the generic proxy. */
             fence_async_proxy();
-            if (here && second + b == 0)
+            if (ahead < CHAINS && second + b == 0)
                 barrier_expect(full, all * 128 * n);
             __syncwarp();
             if (mine && b < n)
                 bulk_copy(to + slot * ring.bytes, from, rows * 128 * (whole ? n : 1), full);
-            number += min(step, stages - j);
         }
         barrier_arrive(smem_address(&s->unit_empty[unit.stage]));
     }
@@ -521,6 +517,7 @@ __device__ __forceinline__ void shrink_multiply(const struct kernel_forward &f, 
                     a[m] += next[m];
             }
             barrier_arrive(smem_address(&s->empty[slot])); /* each lane for itself: racecheck follows no __syncwarp to another's */
+            barrier_arrive(smem_address(&s->empty_a[slot / CHAINS]));
         }
 #pragma unroll
         for (int i = 0; i < MT * NT * 4; i++)
@@ -608,6 +605,8 @@ __global__ void __launch_bounds__(SHRINK_THREADS, 1) shrink_sm90_kernel(const __
         for (int i = threadIdx.x / 32; i < MOST_STAGES; i += SHRINK_THREADS / 32) {
             barrier_init(smem_address(&s->full[i]), 32 + 1);
             barrier_init(smem_address(&s->empty[i]), 32);
+            if (i % CHAINS == 0)
+                barrier_init(smem_address(&s->empty_a[i / CHAINS]), CHAINS * 32);
         }
         for (int i = threadIdx.x / 32; i < UNITS_AHEAD; i += SHRINK_THREADS / 32) {
             barrier_init(smem_address(&s->unit_full[i]), 1);

@@ -10,9 +10,10 @@
  * adds B s, with s masked to the run's rows, to the whole sum.
  *
  * As many warps as there are ranges make a team: each takes its range of a pair, and one of them, another for every pair, ends it. So a
- * block's warps all end together, however few and long its pairs are. With adapters it is so in small batches whose pairs are too few
- * for most warps to have one. Elsewhere a warp takes a pair's ranges in turn then, to the same bits: a fold waits for the loads of one
- * adapter after the other, and a team comes to all pairs of a chunk.
+ * block's warps all end together, however few and long its pairs are. With adapters the others would wait for the one that ends a pair, whose
+ * fold waits for loads of one adapter after the other. There a warp takes all ranges of a pair in turn, to the same bits; and in
+ * batches of few rows only of as many pairs as there are for every warp alike. What is left over, which with 2 to 4 pairs a warp would leave
+ * a tenth of them idle, falls to teams, whose folds come last, all at once.
  *
  * FEW: batches of few rows, Hopper's code only. What counts there is the time in which no weights are asked for. A block finds out from
  * the batch itself what it needs of routing, without loads that depend on each other, and asks for weights before the launch before it
@@ -29,7 +30,6 @@
 #define DECODE_WARPS 8
 #define DECODE_THREADS (DECODE_WARPS * 32)
 #define DECODE_RANGE 3 /* blocks of k that a range has at least */
-#define DECODE_TEAM_WARPS 2 /* with adapters: how many there are for a pair where teams are made, too */
 #define RING 3
 #define RING_BYTES ((size_t)DECODE_WARPS * RING * CUDA_BLOCK_BYTES)
 
@@ -57,12 +57,15 @@ struct decode_table {
     struct decode_rows chunk[CUDA_FEW_SLOTS];
 };
 
+/* How a block's pairs are dealt out: each to a warp; each to a team; or the first to warps, as long as there is one for every warp, and
+ * those left over to teams. */
+enum decode_deal { DEAL_WARPS, DEAL_TEAMS, DEAL_BOTH };
+
 /* A block's share. What follows from the sizes alone is computed again where it is needed: registers are short. */
 struct decode_block {
-    int range_begin, range; /* this warp's blocks of k */
-    int shift, split, teams; /* 1 << shift warps a team */
-    int cuts; /* a warp's own range is 1 << cuts of the sizes' ranges */
-    int end; /* of the pairs */
+    int range_begin, range; /* this warp's blocks of k, of a team's pair */
+    int shift, split, teams; /* 1 << shift ranges of k, and as many warps a team */
+    int begin, left, end; /* pairs; from `left` on they are teams' */
 };
 
 template <bool DOWN> __device__ __forceinline__ int decode_groups(const struct kernel_dims &d)
@@ -166,6 +169,55 @@ __device__ __forceinline__ void few_order(const struct kernel_forward &f, const 
     __syncthreads();
 }
 
+/* ---- a warp's pairs, in turn: numbers, up to the end of the block's ------------------------------------- */
+
+template <enum decode_deal DEAL> __device__ __forceinline__ bool pair_whole(const struct decode_block &b, int item)
+{
+    return DEAL == DEAL_WARPS || (DEAL == DEAL_BOTH && item < b.left);
+}
+
+/* Of those left over, the one that this warp ends: another for each warp, as there are fewer of them than warps. It comes to it last, when it
+ * has given the others of its team what they need. */
+__device__ __forceinline__ int pair_mine(const struct decode_block &b)
+{
+    const int warp = threadIdx.x / 32;
+    return b.left + (warp & (b.split - 1)) * b.teams + (warp >> b.shift);
+}
+
+__device__ __forceinline__ int pair_first_left(const struct decode_block &b)
+{
+    const int next = pair_mine(b) + b.teams;
+    return next < b.end ? next : b.left + (threadIdx.x / 32 >> b.shift);
+}
+
+template <enum decode_deal DEAL> __device__ __forceinline__ int pair_first(const struct decode_block &b)
+{
+    if (DEAL == DEAL_BOTH && b.begin == b.left)
+        return pair_first_left(b);
+    return b.begin + (threadIdx.x / 32 >> (DEAL == DEAL_TEAMS ? b.shift : 0));
+}
+
+template <enum decode_deal DEAL> __device__ __forceinline__ int pair_next(const struct decode_block &b, int item)
+{
+    if (DEAL != DEAL_BOTH)
+        return item + (DEAL == DEAL_TEAMS ? b.teams : DECODE_WARPS);
+    if (item < b.left) {
+        item += DECODE_WARPS;
+        return item < b.left ? item : pair_first_left(b);
+    }
+    const int mine = pair_mine(b), next = item + b.teams;
+    if (item == mine)
+        return b.end;
+    return next >= b.end && mine < b.end ? b.left + (threadIdx.x / 32 >> b.shift) : next;
+}
+
+/* The warp that ends a team's pair, which is the team's `round`-th or, of those left over, this one. */
+template <enum decode_deal DEAL> __device__ __forceinline__ int pair_end_warp(const struct decode_block &b, int item, int round)
+{
+    const int warp = threadIdx.x / 32;
+    return (warp & ~(b.split - 1)) + (DEAL == DEAL_BOTH ? (item - b.left) / b.teams : round & (b.split - 1));
+}
+
 /* ---- rings --------------------------------------------------------------------------------------------- */
 
 /* Where a warp's next block of weights comes from. */
@@ -176,20 +228,21 @@ struct decode_cursor {
     int chunk; /* that `expert` was found for; -1: none */
 };
 
-template <bool DOWN, bool FEW>
+template <bool DOWN, bool FEW, enum decode_deal DEAL>
 __device__ __forceinline__ void cursor_set(struct decode_cursor *c, const struct kernel_forward &f, const struct decode_block &b, int item)
 {
     const int groups = decode_groups<DOWN>(f.dims), blocks = decode_blocks<DOWN>(f.dims);
+    const bool whole = pair_whole<DEAL>(b, item);
     c->item = item;
-    c->left = b.range;
+    c->left = whole ? blocks : b.range;
     if (item < b.end) {
         const int v = item / groups;
         if (v != c->chunk) {
             c->chunk = v;
-            c->expert = (const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up) + (size_t)b.range_begin * CUDA_STRIP_BYTES +
+            c->expert = (const uint8_t *)(DOWN ? f.weights.down : f.weights.gate_up) +
                         (size_t)chunk_rows<FEW>(f, v).expert * groups * blocks * CUDA_BLOCK_BYTES;
         }
-        c->next = c->expert + group_offset(item - v * groups, blocks);
+        c->next = c->expert + group_offset(item - v * groups, blocks) + (size_t)(whole ? 0 : b.range_begin) * CUDA_STRIP_BYTES;
     }
 }
 
@@ -208,7 +261,7 @@ __device__ __forceinline__ void ring_init(uint32_t bars)
 /* Starts the copy of the cursor's block into stage `stage`; with no block left, keeps the count of copies right. Loads from shared
  * memory that have been issued only need not have read it yet, and nothing holds a bulk copy back behind them: `read` is 0, and
  * computed from what the last loads from this stage returned. */
-template <bool DOWN, bool FEW>
+template <bool DOWN, bool FEW, enum decode_deal DEAL>
 __device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct kernel_forward &f, const struct decode_block &b,
                                           uint32_t ring, uint32_t bars, int stage, uint32_t read)
 {
@@ -230,7 +283,7 @@ __device__ __forceinline__ void ring_fill(struct decode_cursor *c, const struct 
 #endif
         c->next += CUDA_STRIP_BYTES;
         if (--c->left == 0)
-            cursor_set<DOWN, FEW>(c, f, b, c->item + b.teams);
+            cursor_set<DOWN, FEW, DEAL>(c, f, b, pair_next<DEAL>(b, c->item));
     }
 #if CUDA_PORTABLE
     copy_async_commit();
@@ -253,6 +306,7 @@ struct decode_chunk {
     int expert, begin, count;
     int row; /* of x */
     int adapter; /* -1: none */
+    bool known; /* what follows is there, on the warp that ends a pair of the chunk */
     uint64_t b[2]; /* of the adapter: gate's and up's, or down's */
     int rank[2]; /* 0: not adapted */
 };
@@ -291,21 +345,21 @@ template <int NT> __device__ __forceinline__ void team_add(float (&acc)[NT][4], 
         team_sync(b);
 }
 
-/* The same where a warp has space for what the others give it, and they go on when they have given. Each comes to a pair of its own, for
- * which it waits for all others, before it gives anyone more than that one has read. */
-__device__ __forceinline__ void team_give(float (&acc)[1][4], const struct decode_block &b, bool mine, int round, uint32_t given)
+/* The same where a warp, `to`, has space for what the others give it, and they go on when they have given. Each comes to a pair of its own,
+ * for which it waits for all others, before it gives anyone more than that one has read. `phase`: of how many it has ended before. */
+__device__ __forceinline__ void team_give(float (&acc)[1][4], const struct decode_block &b, int to, uint32_t phase, uint32_t given)
 {
     if (b.split == 1)
         return;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp & (b.split - 1), to = warp - part + (round & (b.split - 1));
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp & (b.split - 1);
     float4 *const sum = decode_sums() + to * decode_sizes<true>::SUM_WARP + lane;
     const float4 own = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
-    if (!mine) {
+    if (to != warp) {
         sum[part * 32] = own;
         barrier_arrive(given + 8 * to); /* each lane for itself: racecheck follows no __syncwarp to another's */
         return;
     }
-    barrier_wait(given + 8 * to, round >> b.shift & 1);
+    barrier_wait(given + 8 * to, phase & 1);
     float4 v = part == 0 ? own : sum[0];
     for (int r = 1; r < b.split; r++) {
         const float4 more = r == part ? own : sum[r * 32];
@@ -467,38 +521,91 @@ __device__ __forceinline__ void decode_fold(float (&acc)[NT][4], const struct ke
 
 /* ---- pairs --------------------------------------------------------------------------------------------- */
 
-template <typename OP, bool DOWN, bool LORA, bool TEAM, bool FEW, int NT>
+template <typename OP, bool DOWN, bool LORA, enum decode_deal DEAL, bool FEW, int NT>
 __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, const struct decode_block &b, struct decode_cursor *fill,
-                                            struct decode_chunk *chunk, int group, bool fresh, int round, uint32_t ring, uint32_t bars,
+                                            struct decode_chunk *chunk, int item, int group, int round, uint32_t ring, uint32_t bars,
                                             uint32_t given, struct ring_cursor *turn)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, expert = chunk->expert, begin = chunk->begin, count = chunk->count;
+    const bool whole = pair_whole<DEAL>(b, item);
+    const int to = whole ? threadIdx.x / 32 : pair_end_warp<DEAL>(b, item, round);
+    const int range = whole ? decode_blocks<DOWN>(f.dims) : b.range, range_begin = whole ? 0 : b.range_begin;
+    const bool mine = to == threadIdx.x / 32; /* this warp ends the pair */
     const size_t ldx = DOWN ? f.dims.inter_pad : f.dims.hidden_pad;
     const OP *x[NT];
 #pragma unroll
     for (int j = 0; j < NT; j++) {
-        const int n = j * 8 + g, row = DOWN ? begin + n : __shfl_sync(~0u, chunk->row, n);
-        x[j] = n < count ? (const OP *)(DOWN ? f.h : f.x) + row * ldx + b.range_begin * CUDA_BLOCK_K + 16 * t : NULL;
+        /* Past the last row it once more: sums of positions that aren't there are never stored. */
+        const int n = j * 8 + g, row = DOWN ? begin + min(n, count - 1) : __shfl_sync(~0u, chunk->row, n);
+        x[j] = (const OP *)(DOWN ? f.h : f.x) + row * ldx + range_begin * CUDA_BLOCK_K + 16 * t;
     }
 
-    /* x of the blocks to come: with few rows there are registers for two. */
+    /* x of this block of k and those to come: with few rows there are registers for two. Each has its own, as to move them from one to the
+     * other is to wait for what has just been asked for. */
     constexpr int AHEAD = NT <= (LORA ? 1 : 2) ? 2 : 1;
     float acc[NT][4] = {};
     int cut = 1;
     uint4 next[AHEAD][2][NT];
-    auto load_x = [&](int j, int k, int p) {
-        return x[j] && k < b.range ? *reinterpret_cast<const uint4 *>(x[j] + k * CUDA_BLOCK_K + 8 * p) : make_uint4(0, 0, 0, 0);
+    auto load_x = [&](int j, int k, int p) { return *reinterpret_cast<const uint4 *>(x[j] + min(k, range - 1) * CUDA_BLOCK_K + 8 * p); };
+    auto block = [&](uint4(&v)[2][NT], int k) {
+        const int stage = turn->stage;
+        ring_wait(bars, stage, turn->phase);
+        uint32_t row = ring + stage * CUDA_BLOCK_BYTES + g * 128;
+        uint4 lo[2], hi[2];
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            uint32_t at = ((2 * t + p) ^ g) * 16;
+            lo[p] = shared_load_16(row + at);
+            hi[p] = shared_load_16(row + 1024 + at);
+        }
+        /* No model has so many experts, but the compiler doesn't know. */
+        const uint32_t read = (lo[0].x ^ hi[0].x ^ lo[1].x ^ hi[1].x) & (uint32_t)f.dims.experts >> 30;
+        __syncwarp();
+        ring_fill<DOWN, FEW, DEAL>(fill, f, b, ring, bars, stage, read);
+        ring_next<RING>(turn);
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+                mma_16816<OP>(acc[j], lo[p].x, hi[p].x, lo[p].y, hi[p].y, v[p][j].x, v[p][j].y);
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+                mma_16816<OP>(acc[j], lo[p].z, hi[p].z, lo[p].w, hi[p].w, v[p][j].z, v[p][j].w);
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+                v[p][j] = load_x(j, k + AHEAD, p);
+        }
+        if (DEAL != DEAL_TEAMS && whole && k + 1 == range * cut >> b.shift) {
+            /* The end of a range: sums as a team's are. Each lane keeps its own in shared memory, for want of registers, where no other warp
+             * gives it anything. */
+            float4 *own = decode_sums() + threadIdx.x / 32 * decode_sizes<FEW>::SUM_WARP + lane;
+            if (DEAL == DEAL_BOTH)
+                own += (threadIdx.x / 32 & (b.split - 1)) * 32;
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+                if (cut > 1) {
+                    const float4 before = own[j * 32];
+                    acc[j][0] = before.x + acc[j][0], acc[j][1] = before.y + acc[j][1], acc[j][2] = before.z + acc[j][2],
+                    acc[j][3] = before.w + acc[j][3];
+                }
+                if (k + 1 < range) {
+                    own[j * 32] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
+                    acc[j][0] = acc[j][1] = acc[j][2] = acc[j][3] = 0.0f;
+                }
+            }
+            cut++;
+        }
     };
 #pragma unroll
     for (int i = 0; i < AHEAD * 2 * NT; i++)
         next[i / NT / 2][i / NT % 2][i % NT] = load_x(i % NT, i / NT / 2, i / NT % 2);
-    const bool mine = (threadIdx.x / 32 & (b.split - 1)) == (round & (b.split - 1)); /* this warp ends the pair */
     constexpr bool EARLY = LORA && FEW;
     struct decode_step<NT> step; /* a fold's first */
-    const int early = fresh ? min(2, b.range - 1) : 0; /* where its addresses are there */
-    for (int k = 0; k < b.range; k++) {
-        if (LORA && fresh && k == (b.range > 1)) {
+    const int later = range > AHEAD ? AHEAD : 0, early = LORA && chunk->known ? 0 : later;
+    for (int k = 0; k < range; k += AHEAD) {
+        if (LORA && mine && !chunk->known && k == (FEW ? 0 : later)) {
             /* The adapter has come by now, and its addresses will have by the end. */
+            chunk->known = true;
             chunk->adapter = lane < count ? chunk->adapter : -1;
             const int some = max(chunk->adapter, 0);
 #pragma unroll
@@ -518,57 +625,17 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
                         step_prefetch<DOWN>(f, group, p);
             }
         }
-        const int stage = turn->stage;
-        ring_wait(bars, stage, turn->phase);
-        uint32_t row = ring + stage * CUDA_BLOCK_BYTES + g * 128;
-        uint4 lo[2], hi[2];
-#pragma unroll
-        for (int p = 0; p < 2; p++) {
-            uint32_t at = ((2 * t + p) ^ g) * 16;
-            lo[p] = shared_load_16(row + at);
-            hi[p] = shared_load_16(row + 1024 + at);
-        }
-        /* No model has so many experts, but the compiler doesn't know. */
-        const uint32_t read = (lo[0].x ^ hi[0].x ^ lo[1].x ^ hi[1].x) & (uint32_t)f.dims.experts >> 30;
-        __syncwarp();
-        ring_fill<DOWN, FEW>(fill, f, b, ring, bars, stage, read);
-        ring_next<RING>(turn);
-#pragma unroll
-        for (int p = 0; p < 2; p++) {
-#pragma unroll
-            for (int j = 0; j < NT; j++)
-                mma_16816<OP>(acc[j], lo[p].x, hi[p].x, lo[p].y, hi[p].y, next[0][p][j].x, next[0][p][j].y);
-#pragma unroll
-            for (int j = 0; j < NT; j++)
-                mma_16816<OP>(acc[j], lo[p].z, hi[p].z, lo[p].w, hi[p].w, next[0][p][j].z, next[0][p][j].w);
-#pragma unroll
-            for (int j = 0; j < NT; j++) {
-                next[0][p][j] = next[AHEAD - 1][p][j];
-                next[AHEAD - 1][p][j] = load_x(j, k + AHEAD, p);
-            }
-        }
-        if (!TEAM && k + 1 == b.range * cut >> b.cuts) {
-            /* The end of a range: sums as a team's are. Each lane keeps its own in shared memory, for want of registers. */
-            float4 *own = decode_sums() + threadIdx.x / 32 * decode_sizes<FEW>::SUM_WARP + lane;
-#pragma unroll
-            for (int j = 0; j < NT; j++) {
-                if (cut > 1) {
-                    const float4 v = own[j * 32];
-                    acc[j][0] = v.x + acc[j][0], acc[j][1] = v.y + acc[j][1], acc[j][2] = v.z + acc[j][2], acc[j][3] = v.w + acc[j][3];
-                }
-                if (k + 1 < b.range) {
-                    own[j * 32] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
-                    acc[j][0] = acc[j][1] = acc[j][2] = acc[j][3] = 0.0f;
-                }
-            }
-            cut++;
-        }
+        block(next[0], k);
+        if (AHEAD == 2 && k + 1 < range)
+            block(next[AHEAD - 1], k + 1);
     }
 
-    if constexpr (FEW && TEAM)
-        team_give(acc, b, mine, round, given);
-    else if (TEAM)
+    if constexpr (FEW && DEAL != DEAL_WARPS) {
+        if (!whole)
+            team_give(acc, b, to, DEAL == DEAL_BOTH ? 0 : round >> b.shift, given);
+    } else if (DEAL == DEAL_TEAMS) {
         team_add<NT>(acc, b, mine, round);
+    }
     if (!mine)
         return;
     if (LORA)
@@ -607,10 +674,11 @@ __device__ __forceinline__ void decode_pair(const struct kernel_forward &f, cons
     }
 }
 
-/* TEAM: warps make teams. */
-template <typename OP, bool DOWN, bool LORA, bool TEAM, bool FEW>
+/* `shift`: logarithm of the ranges of k. */
+template <typename OP, bool DOWN, bool LORA, bool FEW>
 __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_constant__ struct kernel_forward f, int shift)
 {
+    constexpr enum decode_deal DEAL = !LORA ? DEAL_TEAMS : FEW ? DEAL_BOTH : DEAL_WARPS;
     __shared__ __align__(8) uint64_t barrier[DECODE_WARPS][RING], give[FEW ? DECODE_WARPS : 1];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, experts = f.dims.experts, groups = decode_groups<DOWN>(f.dims),
               blocks = decode_blocks<DOWN>(f.dims);
@@ -638,25 +706,25 @@ __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_
     const unsigned pairs = (unsigned)chunks * groups, each = pairs / gridDim.x, rest = pairs - each * gridDim.x;
 
     struct decode_block b;
-    b.shift = TEAM ? shift : 0;
-    b.split = 1 << b.shift;
-    b.teams = DECODE_WARPS >> b.shift;
-    b.cuts = TEAM ? 0 : shift;
-    b.range_begin = blocks * (warp & (b.split - 1)) >> b.shift;
-    b.range = (blocks * ((warp & (b.split - 1)) + 1) >> b.shift) - b.range_begin;
-    int item = each * blockIdx.x + min(blockIdx.x, rest);
-    b.end = item + each + (blockIdx.x < rest);
-    item += warp >> b.shift;
+    b.shift = shift;
+    b.split = 1 << shift;
+    b.teams = DECODE_WARPS >> shift;
+    b.range_begin = blocks * (warp & (b.split - 1)) >> shift;
+    b.range = (blocks * ((warp & (b.split - 1)) + 1) >> shift) - b.range_begin;
+    b.begin = each * blockIdx.x + min(blockIdx.x, rest);
+    b.end = b.begin + each + (blockIdx.x < rest);
+    b.left = b.begin + (b.end - b.begin) / DECODE_WARPS * DECODE_WARPS;
+    int item = pair_first<DEAL>(b);
 
     struct decode_cursor fill;
     fill.chunk = -1;
     if (LORA && !FEW)
         launch_begin();
-    cursor_set<DOWN, FEW>(&fill, f, b, item);
+    cursor_set<DOWN, FEW, DEAL>(&fill, f, b, item);
     constexpr int TIMES = FEW ? 1 : RING; /* code that runs once comes from memory */
 #pragma unroll(TIMES)
     for (int i = 0; i < RING; i++)
-        ring_fill<DOWN, FEW>(&fill, f, b, ring, bars, i, 0);
+        ring_fill<DOWN, FEW, DEAL>(&fill, f, b, ring, bars, i, 0);
     if (LORA && FEW)
         few_order(f, slot, adapter);
     if (!LORA || FEW)
@@ -664,13 +732,13 @@ __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_
     struct decode_chunk chunk = {};
     chunk.number = -1;
     struct ring_cursor turn = {};
-    for (int round = 0; item < b.end; item += b.teams, round++) {
+    for (int round = 0; item < b.end; item = pair_next<DEAL>(b, item), round++) {
         const int v = item / groups, group = item - v * groups;
-        const bool fresh = v != chunk.number;
-        if (fresh) {
+        if (v != chunk.number) {
             const struct decode_rows c = chunk_rows<FEW>(f, v);
             const int at = c.begin + min(lane, c.count - 1);
             chunk.number = v;
+            chunk.known = false;
             chunk.expert = c.expert;
             chunk.begin = c.begin;
             chunk.count = c.count;
@@ -680,13 +748,13 @@ __global__ void __launch_bounds__(DECODE_THREADS, 2) decode_kernel(const __grid_
                 chunk.adapter = FEW ? few_table()->adapter_at[at] : f.batch.row[chunk.row].adapter;
         }
         if constexpr (FEW)
-            decode_pair<OP, DOWN, LORA, TEAM, FEW, 1>(f, b, &fill, &chunk, group, fresh, round, ring, bars, given, &turn);
+            decode_pair<OP, DOWN, LORA, DEAL, FEW, 1>(f, b, &fill, &chunk, item, group, round, ring, bars, given, &turn);
         else if (chunk.count <= 8)
-            decode_pair<OP, DOWN, LORA, TEAM, FEW, 1>(f, b, &fill, &chunk, group, fresh, round, ring, bars, given, &turn);
+            decode_pair<OP, DOWN, LORA, DEAL, FEW, 1>(f, b, &fill, &chunk, item, group, round, ring, bars, given, &turn);
         else if (chunk.count <= 16)
-            decode_pair<OP, DOWN, LORA, TEAM, FEW, 2>(f, b, &fill, &chunk, group, fresh, round, ring, bars, given, &turn);
+            decode_pair<OP, DOWN, LORA, DEAL, FEW, 2>(f, b, &fill, &chunk, item, group, round, ring, bars, given, &turn);
         else
-            decode_pair<OP, DOWN, LORA, TEAM, FEW, 4>(f, b, &fill, &chunk, group, fresh, round, ring, bars, given, &turn);
+            decode_pair<OP, DOWN, LORA, DEAL, FEW, 4>(f, b, &fill, &chunk, item, group, round, ring, bars, given, &turn);
     }
 #if CUDA_PORTABLE
     copy_async_wait<0>();
@@ -716,15 +784,8 @@ static int decode_shift(int blocks)
 template <typename OP, bool DOWN, bool FEW> static cudaError_t decode_launch(struct kernel_stream *stream, const struct kernel_forward *f)
 {
     const int shift = decode_shift((DOWN ? f->dims.inter_pad : f->dims.hidden_pad) / CUDA_BLOCK_K);
-    const int64_t most = (int64_t)f->batch.slots * (DOWN ? f->dims.hidden_pad / 16 : f->dims.inter_pad / 8); /* pairs */
-    void (*kernel)(struct kernel_forward, int) = decode_kernel<OP, DOWN, false, true, FEW>;
-    if (f->lora.entry) {
-        kernel = decode_kernel<OP, DOWN, true, false, FEW>;
-        if constexpr (FEW)
-            if (most * DECODE_TEAM_WARPS <= 2 * stream->processors * DECODE_WARPS)
-                kernel = decode_kernel<OP, DOWN, true, true, FEW>;
-    }
-    return launch(stream, kernel, dim3(2 * stream->processors), dim3(DECODE_THREADS), decode_shared<FEW>(f->dims.experts), *f, shift);
+    return launch(stream, f->lora.entry ? decode_kernel<OP, DOWN, true, FEW> : decode_kernel<OP, DOWN, false, FEW>,
+                  dim3(2 * stream->processors), dim3(DECODE_THREADS), decode_shared<FEW>(f->dims.experts), *f, shift);
 }
 
 template <typename OP> static cudaError_t decode_any(struct kernel_stream *stream, const struct kernel_forward *f, bool down)
@@ -744,10 +805,8 @@ cudaError_t DECODE_NAME(cuda_decode)(struct kernel_stream *stream, const struct 
 template <typename OP, bool DOWN, bool FEW> static cudaError_t decode_load_sizes()
 {
     const size_t shared = decode_shared<FEW>(KERNEL_MAX_EXPERTS);
-    cudaError_t e = load(decode_kernel<OP, DOWN, false, true, FEW>, shared);
-    if constexpr (FEW)
-        e = e == cudaSuccess ? load(decode_kernel<OP, DOWN, true, true, FEW>, shared) : e;
-    return e == cudaSuccess ? load(decode_kernel<OP, DOWN, true, false, FEW>, shared) : e;
+    cudaError_t e = load(decode_kernel<OP, DOWN, false, FEW>, shared);
+    return e == cudaSuccess ? load(decode_kernel<OP, DOWN, true, FEW>, shared) : e;
 }
 
 template <typename OP, bool DOWN> static cudaError_t decode_load()

@@ -37,17 +37,16 @@ extern "C" {
 /* Slots up to which blocks of gate_up count for themselves instead of waiting for route. */
 #define CUDA_COUNT_SLOTS 4096
 
-/* Batches for which every block of decode's products finds out for itself what it needs of routing: up to so many rows and slots. With
- * adapters fewer: with 64 slots olmoe64 and qwen3-30b gain 1 to 2%, but dsv3, which is wider, takes 1259 us that way and 1193 the other. */
-#define CUDA_FEW_ROWS 8
+/* Batches for which every block of decode's products finds out for itself what it needs of routing: up to so many rows and slots. olmoe64
+ * and qwen3-30b gain 5 to 7% at 9 to 12 rows, 3% at 16 and 2% at 24. With adapters it is 1 to 3% at 8 and at 12 rows of 8 slots, nothing at 14,
+ * and a loss from there on. */
+#define CUDA_FEW_ROWS 24
 #define CUDA_FEW_SLOTS 256
-#define CUDA_FEW_ADAPTED 64
-#define CUDA_FEW_ADAPTED_WIDE 32
-#define CUDA_FEW_WIDE 4096 /* hidden beyond this */
+#define CUDA_FEW_ADAPTED 112
 static inline bool cuda_few(const struct kernel_forward *f)
 {
-    const int32_t adapted = f->dims.hidden_pad > CUDA_FEW_WIDE ? CUDA_FEW_ADAPTED_WIDE : CUDA_FEW_ADAPTED;
-    return f->path == KERNEL_DECODE && f->batch.rows <= CUDA_FEW_ROWS && f->batch.slots <= (f->lora.entry ? adapted : CUDA_FEW_SLOTS);
+    return f->path == KERNEL_DECODE && f->batch.rows <= CUDA_FEW_ROWS &&
+           f->batch.slots <= (f->lora.entry ? CUDA_FEW_ADAPTED : CUDA_FEW_SLOTS);
 }
 
 struct kernel_stream {

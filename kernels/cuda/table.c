@@ -86,9 +86,9 @@ static enum kernel_status down_portable(struct kernel_stream *s, const struct ke
 
 static enum kernel_status wait(struct kernel_stream *s) { return status(cudaStreamSynchronize(s->stream)); }
 
-/* Where the paths cross, measured (see tests/bench/results): from 16 rows on wgmma is no slower than decode on any shape tried. The
- * portable prefill product works on 128 rows of an expert at a time and pays later. */
-#define CODE_DECODE_ROWS_sm90 15
+/* Where the paths cross, measured (see tests/bench/results): with 64 experts without adapters at 22 rows, with 8 adapters of rank 16 at 15; with
+ * larger experts sooner. Here neither loses more than 4%. The portable prefill product works on 128 rows of an expert at a time and pays later. */
+#define CODE_DECODE_ROWS_sm90 18
 #define CODE_DECODE_ROWS_portable 128
 
 #define TABLE(code)                                                                                                                        \

@@ -78,9 +78,8 @@ static const struct problem_options cases[] = {
     {.experts = 5, .hidden = 1040, .inter = 424, .rows = 5, .k = 2},
     {.experts = 5, .hidden = 424, .inter = 1040, .rows = 3, .k = 3, .adapters = 2, .rank = 24, .skipped = 2},
     {.experts = 2, .hidden = 1040, .inter = 16, .rows = 2, .k = 1, .adapters = 2, .rank = 24},
-    /* The same, with some pairs for every warp and some left over: on a small device, and on a large one. */
+    /* The same, with some pairs for every warp and, on a small device, some left over. */
     {.experts = 3, .hidden = 1552, .inter = 168, .rows = 6, .k = 2, .adapters = 4, .rank = 40},
-    {.experts = 10, .hidden = 4096, .inter = 384, .rows = 8, .k = 3, .adapters = 5, .rank = 24},
     /* More tiles than a small device takes at once, each longer than a ring of stages, with several stages of adapters. */
     {.experts = 6, .hidden = 448, .inter = 416, .rows = 60, .k = 2, .adapters = 9, .rank = 40, .subset = true},
     /* Short runs with ranks of several whole planes, in wide tiles and others. */

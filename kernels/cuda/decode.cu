@@ -35,7 +35,7 @@
 #define RING_BYTES ((size_t)DECODE_WARPS * RING * CUDA_BLOCK_BYTES)
 
 template <bool FEW> struct decode_sizes {
-    static constexpr int CHUNK = FEW ? 8 : 32;
+    static constexpr int CHUNK = FEW ? CUDA_FEW_CHUNK : 32;
     static constexpr int SUM_WARP = FEW ? DECODE_WARPS * 32 : 16 * CHUNK / 4; /* float4 a warp: what its team gives it, or its own sum */
     static constexpr size_t SUM_BYTES = (size_t)DECODE_WARPS * SUM_WARP * 16;
 };

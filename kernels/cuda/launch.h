@@ -37,16 +37,19 @@ extern "C" {
 /* Slots up to which blocks of gate_up count for themselves instead of waiting for route. */
 #define CUDA_COUNT_SLOTS 4096
 
-/* Batches for which every block of decode's products finds out for itself what it needs of routing: up to so many rows and slots. olmoe64
- * and qwen3-30b gain 5 to 7% at 9 to 12 rows, 3% at 16 and 2% at 24. With adapters it is 1 to 3% at 8 and at 12 rows of 8 slots, nothing at 14,
- * and a loss from there on. */
+/* Batches for which every block of decode's products finds out for itself what it needs of routing: up to so many slots and rows. An
+ * expert's weights are read once for every CUDA_FEW_CHUNK of its rows, so there are no more rows than that, or else many experts: no
+ * more than two slots for each. olmoe64 and qwen3-30b gain 4 to 5% at 9 to 12 rows, 3% at 16, 1% at 24, mixtral nothing above 8; with
+ * adapters they gain 2 to 3% at 12 rows of 8 slots, nothing at 14, and lose from there on. */
+#define CUDA_FEW_CHUNK 8
 #define CUDA_FEW_ROWS 24
 #define CUDA_FEW_SLOTS 256
 #define CUDA_FEW_ADAPTED 112
 static inline bool cuda_few(const struct kernel_forward *f)
 {
-    return f->path == KERNEL_DECODE && f->batch.rows <= CUDA_FEW_ROWS &&
-           f->batch.slots <= (f->lora.entry ? CUDA_FEW_ADAPTED : CUDA_FEW_SLOTS);
+    const int32_t rows = f->batch.rows, slots = f->batch.slots;
+    return f->path == KERNEL_DECODE && slots <= (f->lora.entry ? CUDA_FEW_ADAPTED : CUDA_FEW_SLOTS) &&
+           (rows <= CUDA_FEW_CHUNK || (rows <= CUDA_FEW_ROWS && slots <= 2 * f->dims.experts));
 }
 
 struct kernel_stream {

@@ -185,10 +185,13 @@ __device__ __forceinline__ int pair_mine(const struct decode_block &b)
     return b.left + (warp & (b.split - 1)) * b.teams + (warp >> b.shift);
 }
 
+/* Its team's first, with which the turn goes on after the last. */
+__device__ __forceinline__ int pair_team_first(const struct decode_block &b) { return b.left + (threadIdx.x / 32 >> b.shift); }
+
 __device__ __forceinline__ int pair_first_left(const struct decode_block &b)
 {
     const int next = pair_mine(b) + b.teams;
-    return next < b.end ? next : b.left + (threadIdx.x / 32 >> b.shift);
+    return next < b.end ? next : pair_team_first(b);
 }
 
 template <enum decode_deal DEAL> __device__ __forceinline__ int pair_first(const struct decode_block &b)
@@ -209,7 +212,7 @@ template <enum decode_deal DEAL> __device__ __forceinline__ int pair_next(const 
     const int mine = pair_mine(b), next = item + b.teams;
     if (item == mine)
         return b.end;
-    return next >= b.end && mine < b.end ? b.left + (threadIdx.x / 32 >> b.shift) : next;
+    return next >= b.end && mine < b.end ? pair_team_first(b) : next;
 }
 
 /* The warp that ends a team's pair, which is the team's `round`-th or, of those left over, this one. */

@@ -326,6 +326,8 @@ __device__ __forceinline__ int shrink_stage_blocks(int blocks, int stage)
  * lie side by side. All lanes wait for the same barrier: racecheck has the first one that copies begin the others' copies, too. */
 __device__ __forceinline__ void shrink_stream_a(struct shrink_shared *s, uint32_t base, int blocks)
 {
+    static_assert(2 * STAGE_BLOCKS * CHAINS <= 32 && (1 << LEAST_SHIFT) % CHAINS == 0,
+                  "a lane a copy; no CHAINS stages go round the ring's end");
     const int lane = threadIdx.x % 32, ahead = lane / (2 * STAGE_BLOCKS), second = lane / STAGE_BLOCKS & 1, b = lane % STAGE_BLOCKS,
               stages = shrink_stages(blocks);
     struct ring_cursor unit = {0, 0};
